@@ -1,0 +1,151 @@
+//! What stays and what goes: the policy trait and the policies built in, one file each.
+//!
+//! A policy orders the blocks that one shard holds in DRAM. It sees ids and small metadata,
+//! never bytes; it neither frees nor moves anything, it only answers questions.
+//!
+//! **Contract** (`engine/core/tests/policy_conformance.rs` runs it over every policy)
+//! - A block is known from `on_insert` until `victim` returns it or `on_remove` names it.
+//! - `victim` returns a known block that the filter accepts, and forgets it; a block that the
+//!   filter refuses stays where it is, as if it had not been looked at.
+//! - `on_hit` of a known block allocates nothing.
+//! - A policy is driven by one thread and keeps no clock of its own.
+//!
+//! Exact algorithms and the papers they come from are named in each file.
+
+mod clock;
+mod fifo;
+mod list;
+mod lru;
+mod s3fifo;
+mod sieve;
+
+use terrace_slab::HugeVecError;
+use terrace_types::{Access, BlockIx};
+
+pub use clock::Clock;
+pub use fifo::Fifo;
+pub use lru::Lru;
+pub use s3fifo::S3Fifo;
+pub use sieve::Sieve;
+
+/// How many refused blocks `victim` looks at before it gives up.
+///
+/// Blocks are refused when they are pinned or lie in another size class than the one that
+/// needs a slot. When none of the coldest 64 is of the wanted class, the class is hotter than
+/// the others and a slab should change classes instead.
+pub const VICTIM_SCAN_MAX: usize = 64;
+
+/// What a policy needs to know when a shard opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyConfig {
+    /// Blocks the shard is expected to hold; queue shares and ghost bounds derive from it.
+    pub capacity_blocks: usize,
+    /// No block number reaches this; arrays may be reserved for it.
+    pub blocks_max: u32,
+}
+
+/// Memory a policy uses, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicyBytes {
+    /// State of resident blocks.
+    pub resident: u64,
+    /// Ghosts: what is remembered of blocks that are gone.
+    pub ghosts: u64,
+}
+
+/// Whether a block may enter a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// The block may enter.
+    Admit,
+    /// The block stays out; a put answers `Rejected(NotAdmitted)`.
+    Decline,
+}
+
+/// An order over the blocks of one shard. See the module's contract.
+pub trait Policy {
+    /// The policy's name, as users write it.
+    fn name(&self) -> &'static str;
+
+    /// The number of blocks the shard is expected to hold changed.
+    fn set_capacity(&mut self, blocks: usize);
+
+    /// A request arrived; its accesses follow one by one as hits or inserts. The whole chain
+    /// is known here, before the first of its blocks is looked up.
+    fn on_request(&mut self, accesses: &[Access]) {
+        let _ = accesses;
+    }
+
+    /// A known block was read.
+    fn on_hit(&mut self, block: BlockIx, access: &Access);
+
+    /// `block` became resident.
+    fn on_insert(&mut self, block: BlockIx, access: &Access);
+
+    /// `block` is gone for another reason than eviction: removed, replaced, or emptied out
+    /// with its slab. It leaves no ghost.
+    fn on_remove(&mut self, block: BlockIx);
+
+    /// The block to give up next among those that `evictable` accepts, or `None` when there is
+    /// none within [`VICTIM_SCAN_MAX`] refusals. The policy forgets what it returns.
+    fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx>;
+
+    /// Whether a block that is about to be stored is worth a slot.
+    fn admit(&mut self, access: &Access) -> Admission {
+        let _ = access;
+        Admission::Admit
+    }
+
+    /// Whether a block in a segment that is about to be reclaimed is worth writing again.
+    fn keep(&self, access: &Access) -> bool {
+        let _ = access;
+        false
+    }
+
+    /// Count of known blocks.
+    fn len(&self) -> usize;
+
+    /// Whether no block is known.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Memory in use.
+    fn bytes(&self) -> PolicyBytes;
+
+    /// Walks all state and panics when an invariant is broken; for tests.
+    fn check(&self) {}
+}
+
+/// Why no policy could be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// The name is not that of a policy.
+    #[error("`{name}` is not a policy; there are {}", POLICY_NAMES.join(", "))]
+    UnknownName {
+        /// The name as given.
+        name: String,
+    },
+    /// Address space for the policy's arrays could not be reserved.
+    #[error("reserve the policy's state: {0}")]
+    Memory(#[from] HugeVecError),
+}
+
+/// The names of the policies built in; any case is accepted.
+pub const POLICY_NAMES: [&str; 5] = ["FIFO", "CLOCK", "LRU", "SIEVE", "S3FIFO"];
+
+/// The policy built in under `name`, in any case.
+///
+/// # Errors
+/// [`PolicyError::UnknownName`] with the names there are, or [`PolicyError::Memory`].
+pub fn by_name(name: &str, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
+    Ok(match name.to_ascii_uppercase().as_str() {
+        "FIFO" => Box::new(Fifo::new(config)?),
+        "CLOCK" => Box::new(Clock::new(config)?),
+        "LRU" => Box::new(Lru::new(config)?),
+        "SIEVE" => Box::new(Sieve::new(config)?),
+        "S3FIFO" => Box::new(S3Fifo::new(config)?),
+        _ => return Err(PolicyError::UnknownName { name: name.to_owned() }),
+    })
+}
