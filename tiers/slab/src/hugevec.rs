@@ -55,8 +55,14 @@ impl<T: Zeroable + Copy> HugeVec<T> {
             .checked_mul(size_of::<T>())
             .and_then(|bytes| bytes.checked_next_multiple_of(page))
             .and_then(NonZeroUsize::new)
-            .ok_or(HugeVecError { len: u64::MAX, source: nix::Error::ENOMEM })?;
-        let failed = |source| HugeVecError { len: reserved.get() as u64, source };
+            .ok_or(HugeVecError {
+                len: u64::MAX,
+                source: nix::Error::ENOMEM,
+            })?;
+        let failed = |source| HugeVecError {
+            len: reserved.get() as u64,
+            source,
+        };
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
@@ -77,7 +83,11 @@ impl<T: Zeroable + Copy> HugeVec<T> {
     /// # Panics
     /// When `len` exceeds the capacity.
     pub fn grow_to(&mut self, len: usize) {
-        assert!(len <= self.capacity, "grow to {len} of at most {}", self.capacity);
+        assert!(
+            len <= self.capacity,
+            "grow to {len} of at most {}",
+            self.capacity
+        );
         self.len = self.len.max(len);
     }
 

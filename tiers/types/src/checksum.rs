@@ -27,7 +27,11 @@ impl ChecksumStream {
     /// Begins the checksum of a payload of `len` bytes under `key`.
     #[must_use]
     pub fn new(key: &BlockKey, len: u64) -> Self {
-        Self(Box::new(Xxh3::with_seed(seed(key.namespace().seed(), key.bytes(), len))))
+        Self(Box::new(Xxh3::with_seed(seed(
+            key.namespace().seed(),
+            key.bytes(),
+            len,
+        ))))
     }
 
     /// Takes the next piece of the payload.

@@ -56,6 +56,11 @@ impl Access {
     /// An access that tells a policy nothing but the block's id.
     #[must_use]
     pub fn plain(id: KeyHash) -> Self {
-        Self { id, len: 0, hint: Hint::default(), context: RequestContext::default() }
+        Self {
+            id,
+            len: 0,
+            hint: Hint::default(),
+            context: RequestContext::default(),
+        }
     }
 }

@@ -111,7 +111,11 @@ impl Namespace {
     /// numbers, so equal seeds of different names cannot mix their blocks.
     #[must_use]
     pub fn new(engine: u32, index: u16, name: &NamespaceName) -> Self {
-        Self { seed: name.seed(), engine, index }
+        Self {
+            seed: name.seed(),
+            engine,
+            index,
+        }
     }
 
     /// A key in this namespace.
@@ -152,7 +156,10 @@ const KEY_INLINE_MAX: usize = 39;
 
 #[derive(Clone)]
 enum KeyBytes {
-    Inline { len: u8, bytes: [u8; KEY_INLINE_MAX] },
+    Inline {
+        len: u8,
+        bytes: [u8; KEY_INLINE_MAX],
+    },
     Shared(Arc<[u8]>),
 }
 
@@ -176,11 +183,18 @@ impl BlockKey {
         let bytes = if bytes.len() <= KEY_INLINE_MAX {
             let mut inline = [0; KEY_INLINE_MAX];
             inline[..bytes.len()].copy_from_slice(bytes);
-            KeyBytes::Inline { len: bytes.len() as u8, bytes: inline }
+            KeyBytes::Inline {
+                len: bytes.len() as u8,
+                bytes: inline,
+            }
         } else {
             KeyBytes::Shared(Arc::from(bytes))
         };
-        Ok(Self { namespace, hash, bytes })
+        Ok(Self {
+            namespace,
+            hash,
+            bytes,
+        })
     }
 
     /// The namespace the key belongs to.
@@ -247,7 +261,10 @@ mod tests {
     fn key_outside_its_length_is_refused_by_name() {
         let ns = namespace("m", 0);
         assert_eq!(ns.key(b"").unwrap_err(), KeyError::KeyEmpty);
-        assert_eq!(ns.key(&[1; 513]).unwrap_err(), KeyError::KeyTooLong { len: 513 });
+        assert_eq!(
+            ns.key(&[1; 513]).unwrap_err(),
+            KeyError::KeyTooLong { len: 513 }
+        );
         assert!(ns.key(&[1; 512]).is_ok());
         assert!(ns.key(&[1]).is_ok());
         assert!(ns.key(&[1; 513]).unwrap_err().to_string().contains("513"));
@@ -267,7 +284,10 @@ mod tests {
         assert_ne!(a.key(b"k").unwrap(), b.key(b"k").unwrap());
         assert_ne!(a.key(b"k").unwrap().hash(), b.key(b"k").unwrap().hash());
         // Equal seeds, as after a hash collision of two names: the number still tells them apart.
-        assert_ne!(namespace("a", 0).key(b"k").unwrap(), namespace("a", 1).key(b"k").unwrap());
+        assert_ne!(
+            namespace("a", 0).key(b"k").unwrap(),
+            namespace("a", 1).key(b"k").unwrap()
+        );
     }
 
     proptest! {

@@ -120,7 +120,10 @@ impl<T> Lookup<T> {
     /// The same outcome with the value of a hit replaced.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Lookup<U> {
         match self {
-            Self::Hit { tier, value } => Lookup::Hit { tier, value: f(value) },
+            Self::Hit { tier, value } => Lookup::Hit {
+                tier,
+                value: f(value),
+            },
             Self::Miss => Lookup::Miss,
             Self::Unavailable(reason) => Lookup::Unavailable(reason),
         }

@@ -69,8 +69,9 @@ impl FromStr for ByteLen {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
-        let number_end =
-            text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let number_end = text
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(text.len());
         let (number, unit) = text.split_at(number_end);
         let unit = unit.trim();
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -98,8 +99,12 @@ impl FromStr for ByteLen {
 
 impl fmt::Display for ByteLen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 4] =
-            [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        const UNITS: [(u64, &str); 4] = [
+            (1 << 40, "TiB"),
+            (1 << 30, "GiB"),
+            (1 << 20, "MiB"),
+            (1 << 10, "KiB"),
+        ];
         for (factor, unit) in UNITS {
             if self.0 >= factor {
                 if self.0.is_multiple_of(factor) {
@@ -135,7 +140,16 @@ mod tests {
 
     #[test]
     fn byte_len_without_sense_is_refused() {
-        for text in ["", "k", ".5k", "1..5k", "-1", "1x", "99999999999999999999", "99999999999T"] {
+        for text in [
+            "",
+            "k",
+            ".5k",
+            "1..5k",
+            "-1",
+            "1x",
+            "99999999999999999999",
+            "99999999999T",
+        ] {
             assert!(text.parse::<ByteLen>().is_err(), "{text}");
         }
     }
