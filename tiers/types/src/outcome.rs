@@ -61,6 +61,8 @@ pub enum RejectReason {
     },
     /// The policy declined the block.
     NotAdmitted,
+    /// A durable put, and no tier of this engine is durable.
+    NotDurable,
     /// The checksum given with the value does not match its bytes.
     ChecksumMismatch,
     /// The key's namespace belongs to another engine.
@@ -79,6 +81,7 @@ impl fmt::Display for RejectReason {
                 write!(f, "the block has {len} bytes, the limit is {limit}")
             }
             Self::NotAdmitted => f.write_str("the policy did not admit the block"),
+            Self::NotDurable => f.write_str("no tier of this engine is durable"),
             Self::ChecksumMismatch => f.write_str("the checksum does not match the bytes"),
             Self::ForeignNamespace => f.write_str("the namespace belongs to another engine"),
             Self::ShardFenced => f.write_str("the shard that owns the key stopped after a panic"),

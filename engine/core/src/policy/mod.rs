@@ -4,7 +4,8 @@
 //! never bytes; it neither frees nor moves anything, it only answers questions.
 //!
 //! **Contract** (`engine/core/tests/policy_conformance.rs` runs it over every policy)
-//! - A block is known from `on_insert` until `victim` returns it or `on_remove` names it.
+//! - A block is known from `on_insert` until `victim` or `take_pending` returns it or
+//!   `on_remove` names it.
 //! - `victim` returns a known block that the filter accepts, and forgets it; a block that the
 //!   filter refuses stays where it is, as if it had not been looked at.
 //! - `on_hit` of a known block allocates nothing.
@@ -20,7 +21,9 @@ mod s3fifo;
 mod sieve;
 
 use terrace_slab::HugeVecError;
-use terrace_types::{Access, BlockIx};
+use terrace_types::Access;
+
+pub use terrace_types::BlockIx;
 
 pub use clock::Clock;
 pub use fifo::Fifo;
@@ -90,6 +93,13 @@ pub trait Policy {
     /// none within [`VICTIM_SCAN_MAX`] refusals. The policy forgets what it returns.
     fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx>;
 
+    /// A block the policy already gave up while choosing the last victim; the engine evicts it
+    /// right after `victim`, and asks again until there is none. The filter of that `victim`
+    /// accepted the block.
+    fn take_pending(&mut self) -> Option<BlockIx> {
+        None
+    }
+
     /// Whether a block that is about to be stored is worth a slot.
     fn admit(&mut self, access: &Access) -> Admission {
         let _ = access;
@@ -146,6 +156,10 @@ pub fn by_name(name: &str, config: PolicyConfig) -> Result<Box<dyn Policy>, Poli
         "LRU" => Box::new(Lru::new(config)?),
         "SIEVE" => Box::new(Sieve::new(config)?),
         "S3FIFO" => Box::new(S3Fifo::new(config)?),
-        _ => return Err(PolicyError::UnknownName { name: name.to_owned() }),
+        _ => {
+            return Err(PolicyError::UnknownName {
+                name: name.to_owned(),
+            });
+        }
     })
 }

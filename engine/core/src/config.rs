@@ -1,0 +1,327 @@
+//! What an engine is opened with, and every check of it: a wrong value is refused before any
+//! memory is taken, by field, value and limit.
+
+use std::time::Duration;
+
+use terrace_runtime::affinity;
+use terrace_slab::HugepageMode;
+use terrace_types::limits::{ARENA_LEN_MAX, BLOCK_LEN_MAX, HUGEPAGE_LEN, SHARDS_MAX};
+
+use crate::error::Error;
+use crate::policy::POLICY_NAMES;
+
+/// Which processors the shards' threads stay on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pinning {
+    /// The kernel moves them as it likes: the host program owns the cores.
+    #[default]
+    Unpinned,
+    /// Each shard on a processor of its own, within the process's cpuset.
+    Pinned,
+}
+
+/// What an engine is opened with. Start from [`EngineConfig::default`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// Bytes of DRAM for blocks, over all shards; rounded down to 2 MiB a shard.
+    pub dram_bytes: u64,
+    /// Most blocks in DRAM, over all shards; `None` leaves it to the bytes.
+    pub dram_blocks: Option<usize>,
+    /// Shards, each with a thread of its own.
+    pub shards: usize,
+    /// Where the shards' threads run.
+    pub pinning: Pinning,
+    /// Whether DRAM must lie on hugepages.
+    pub hugepages: HugepageMode,
+    /// The policy, by name; see [`POLICY_NAMES`].
+    pub policy: String,
+    /// Block lengths to be expected, in bytes; each gets a size class that stays.
+    pub block_lens: Vec<u64>,
+    /// Largest share of DRAM that pinned and leased blocks may hold, from 0 to 1.
+    pub pinned_ratio_max: f64,
+    /// How long a put or get waits for room before it answers `Busy` or `Unavailable`.
+    pub busy_wait: Duration,
+    /// Messages that may wait for one shard.
+    pub mailbox_len: usize,
+    /// How long a shard looks for work after the last before it parks.
+    pub spin: Duration,
+    /// With a tier below: demotion begins when less than this share of DRAM is free.
+    pub free_ratio_low: f64,
+    /// With a tier below: demotion stops when this share of DRAM is free.
+    pub free_ratio_high: f64,
+}
+
+impl Default for EngineConfig {
+    /// One unpinned shard of 256 MiB with LRU: small enough for any host program.
+    fn default() -> Self {
+        Self {
+            dram_bytes: 256 << 20,
+            dram_blocks: None,
+            shards: 1,
+            pinning: Pinning::Unpinned,
+            hugepages: HugepageMode::Prefer,
+            policy: "LRU".to_owned(),
+            block_lens: Vec::new(),
+            pinned_ratio_max: 0.5,
+            busy_wait: Duration::from_millis(500),
+            mailbox_len: 1024,
+            spin: Duration::from_micros(20),
+            free_ratio_low: 0.02,
+            free_ratio_high: 0.04,
+        }
+    }
+}
+
+/// A duration no wait may exceed: promise 8 allows no unbounded one.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
+impl EngineConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the first field that is out of range, its value and the limit.
+    pub fn validate(&self) -> Result<(), Error> {
+        let cpus = affinity::allowed_cpus().len();
+        check(
+            "shards",
+            self.shards,
+            (1..=SHARDS_MAX).contains(&self.shards),
+            || format!("1 to {SHARDS_MAX}"),
+        )?;
+        check("shards", self.shards, self.shards <= cpus, || {
+            format!("at most {cpus}, the processors this process may run on")
+        })?;
+        let shards = self.shards as u64;
+        let least = HUGEPAGE_LEN * shards;
+        let most = ARENA_LEN_MAX.saturating_mul(shards);
+        check(
+            "dram_bytes",
+            self.dram_bytes,
+            (least..=most).contains(&self.dram_bytes),
+            || format!("{least} to {most}: at least 2 MiB and at most 16 TiB a shard"),
+        )?;
+        if let Some(blocks) = self.dram_blocks {
+            check("dram_blocks", blocks, blocks >= self.shards, || {
+                format!("at least {}, one a shard", self.shards)
+            })?;
+        }
+        let name = &self.policy;
+        let known = POLICY_NAMES
+            .iter()
+            .any(|policy| policy.eq_ignore_ascii_case(name));
+        check("policy", name, known, || {
+            format!("one of {}", POLICY_NAMES.join(", "))
+        })?;
+        for len in &self.block_lens {
+            check("block_lens", len, (1..=BLOCK_LEN_MAX).contains(len), || {
+                format!("1 to {BLOCK_LEN_MAX}")
+            })?;
+        }
+        let count = self.block_lens.len();
+        let classes = terrace_types::limits::SIZE_CLASSES_MAX;
+        check("block_lens", count, count <= classes, || {
+            format!("at most {classes} lengths")
+        })?;
+        self.validate_waits()
+    }
+
+    fn validate_waits(&self) -> Result<(), Error> {
+        let ratio = self.pinned_ratio_max;
+        check(
+            "pinned_ratio_max",
+            ratio,
+            ratio > 0.0 && ratio <= 1.0,
+            || "more than 0 and at most 1".to_owned(),
+        )?;
+        let (low, high) = (self.free_ratio_low, self.free_ratio_high);
+        check("free_ratio_low", low, (0.0..=0.5).contains(&low), || {
+            "0 to 0.5".to_owned()
+        })?;
+        check("free_ratio_high", high, (low..=0.9).contains(&high), || {
+            format!("{low} (free_ratio_low) to 0.9")
+        })?;
+        for (field, wait) in [("busy_wait", self.busy_wait), ("spin", self.spin)] {
+            check(field, format!("{wait:?}"), wait <= WAIT_MAX, || {
+                format!("at most {WAIT_MAX:?}")
+            })?;
+        }
+        check(
+            "mailbox_len",
+            self.mailbox_len,
+            (1..=1 << 20).contains(&self.mailbox_len),
+            || "1 to 1048576".to_owned(),
+        )
+    }
+
+    /// Bytes of the arena of one shard.
+    #[must_use]
+    pub fn arena_len(&self) -> u64 {
+        self.dram_bytes / self.shards as u64 / HUGEPAGE_LEN * HUGEPAGE_LEN
+    }
+
+    /// The cap in blocks of shard `shard`: the first ones take what does not divide.
+    #[must_use]
+    pub fn blocks_of_shard(&self, shard: usize) -> Option<usize> {
+        self.dram_blocks
+            .map(|blocks| blocks / self.shards + usize::from(shard < blocks % self.shards))
+    }
+}
+
+fn check(
+    field: &'static str,
+    value: impl ToString,
+    holds: bool,
+    limit: impl FnOnce() -> String,
+) -> Result<(), Error> {
+    if holds {
+        return Ok(());
+    }
+    Err(Error::Config {
+        field,
+        value: value.to_string(),
+        limit: limit(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn config_out_of_range_names_field_value_and_limit() {
+        let base = EngineConfig::default;
+        let wrong: Vec<(&str, EngineConfig)> = vec![
+            (
+                "shards",
+                EngineConfig {
+                    shards: 0,
+                    ..base()
+                },
+            ),
+            (
+                "shards",
+                EngineConfig {
+                    shards: 1000,
+                    ..base()
+                },
+            ),
+            (
+                "shards",
+                EngineConfig {
+                    shards: 5000,
+                    ..base()
+                },
+            ),
+            (
+                "dram_bytes",
+                EngineConfig {
+                    dram_bytes: 1 << 20,
+                    ..base()
+                },
+            ),
+            (
+                "dram_bytes",
+                EngineConfig {
+                    dram_bytes: u64::MAX,
+                    ..base()
+                },
+            ),
+            (
+                "dram_blocks",
+                EngineConfig {
+                    dram_blocks: Some(0),
+                    ..base()
+                },
+            ),
+            (
+                "policy",
+                EngineConfig {
+                    policy: "MRU".to_owned(),
+                    ..base()
+                },
+            ),
+            (
+                "block_lens",
+                EngineConfig {
+                    block_lens: vec![0],
+                    ..base()
+                },
+            ),
+            (
+                "block_lens",
+                EngineConfig {
+                    block_lens: vec![BLOCK_LEN_MAX + 1],
+                    ..base()
+                },
+            ),
+            (
+                "block_lens",
+                EngineConfig {
+                    block_lens: vec![4096; 33],
+                    ..base()
+                },
+            ),
+            (
+                "pinned_ratio_max",
+                EngineConfig {
+                    pinned_ratio_max: 0.0,
+                    ..base()
+                },
+            ),
+            (
+                "pinned_ratio_max",
+                EngineConfig {
+                    pinned_ratio_max: f64::NAN,
+                    ..base()
+                },
+            ),
+            (
+                "free_ratio_low",
+                EngineConfig {
+                    free_ratio_low: -0.1,
+                    ..base()
+                },
+            ),
+            (
+                "free_ratio_high",
+                EngineConfig {
+                    free_ratio_high: 0.01,
+                    ..base()
+                },
+            ),
+            (
+                "busy_wait",
+                EngineConfig {
+                    busy_wait: Duration::from_secs(4000),
+                    ..base()
+                },
+            ),
+            (
+                "mailbox_len",
+                EngineConfig {
+                    mailbox_len: 0,
+                    ..base()
+                },
+            ),
+        ];
+        for (field, config) in wrong {
+            let error = config.validate().expect_err(field).to_string();
+            assert!(error.contains(field), "{error}");
+        }
+        assert!(base().validate().is_ok());
+    }
+
+    #[test]
+    fn config_divides_its_caps_without_loss() {
+        let config = EngineConfig {
+            shards: 2,
+            dram_blocks: Some(1827),
+            ..Default::default()
+        };
+        let blocks: usize = (0..2)
+            .filter_map(|shard| config.blocks_of_shard(shard))
+            .sum();
+        assert_eq!(blocks, 1827);
+        assert_eq!(config.arena_len(), 128 << 20);
+    }
+}

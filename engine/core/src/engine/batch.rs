@@ -1,0 +1,266 @@
+//! Calls on many keys: one message for each shard, one result for each key.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_lite::future::or;
+use futures_util::future::join_all;
+use terrace_slab::{PinnedBlock, SlotWriter};
+use terrace_types::{BlockKey, Checksum, Lookup, PutOutcome, UnavailableReason};
+
+use super::calls::{Reply, dram, refused};
+use super::{Engine, route};
+use crate::shard::{GetOptions, LocalPin, PutOptions, Reservation, TryGet};
+
+/// One block of a batch of puts.
+#[derive(Clone, Copy, Debug)]
+pub struct PutItem<'a> {
+    /// Its key.
+    pub key: &'a BlockKey,
+    /// Its bytes.
+    pub value: &'a [u8],
+    /// What is known about it.
+    pub options: PutOptions,
+}
+
+/// Which positions of a batch go to each shard.
+fn split(hashes: impl Iterator<Item = terrace_types::KeyHash>, shards: usize) -> Vec<Vec<usize>> {
+    let mut parts = vec![Vec::new(); shards];
+    for (at, hash) in hashes.enumerate() {
+        parts[route(hash, shards)].push(at);
+    }
+    parts
+}
+
+impl Engine {
+    /// Looks many blocks up. `options` has one entry a key, or is empty.
+    pub async fn get_batch(
+        &self,
+        keys: &[BlockKey],
+        options: &[GetOptions],
+    ) -> Vec<Lookup<PinnedBlock>> {
+        if self.shards() == 1 {
+            return self.get_part(0, keys.to_vec(), options.to_vec()).await;
+        }
+        let parts = split(keys.iter().map(BlockKey::hash), self.shards());
+        let calls = parts
+            .iter()
+            .enumerate()
+            .filter(|(_, part)| !part.is_empty())
+            .map(|(shard, part)| {
+                let keys: Vec<BlockKey> = part.iter().map(|at| keys[*at].clone()).collect();
+                let options = part
+                    .iter()
+                    .filter_map(|at| options.get(*at).copied())
+                    .collect();
+                async move { (part, self.get_part(shard, keys, options).await) }
+            });
+        let mut results: Vec<Option<Lookup<PinnedBlock>>> = keys.iter().map(|_| None).collect();
+        for (part, found) in join_all(calls).await {
+            for (at, outcome) in part.iter().zip(found) {
+                results[*at] = Some(outcome);
+            }
+        }
+        let unanswered = || Lookup::Unavailable(UnavailableReason::ShardFenced);
+        results
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or_else(unanswered))
+            .collect()
+    }
+
+    async fn get_part(
+        &self,
+        shard: usize,
+        keys: Vec<BlockKey>,
+        options: Vec<GetOptions>,
+    ) -> Vec<Lookup<PinnedBlock>> {
+        let count = keys.len();
+        let answer = self.call(shard, move |shard, reply| {
+            let reply = Reply(reply);
+            let tried = shard.try_get_batch(&keys, &options);
+            if !tried.iter().any(|outcome| matches!(outcome, TryGet::Below)) {
+                return reply.now(tried.into_iter().map(settled).collect());
+            }
+            let shard = Rc::clone(shard);
+            reply.later(async move {
+                // Blocks below are read side by side; those in DRAM stay pinned meanwhile.
+                let plain = GetOptions::default();
+                let reads = tried.into_iter().enumerate().map(|(i, outcome)| {
+                    let (shard, keys) = (&shard, &keys);
+                    let options = options.get(i).unwrap_or(&plain);
+                    async move {
+                        match outcome {
+                            TryGet::Below => shard
+                                .get(&keys[i], options)
+                                .await
+                                .map(LocalPin::into_pinned),
+                            outcome => settled(outcome),
+                        }
+                    }
+                });
+                join_all(reads).await
+            })
+        });
+        answer
+            .await
+            .unwrap_or_else(|reason| (0..count).map(|_| Lookup::Unavailable(reason)).collect())
+    }
+
+    /// Stores many blocks. One result a block, in order.
+    pub async fn put_batch(&self, items: &[PutItem<'_>]) -> Vec<PutOutcome> {
+        let parts = split(items.iter().map(|item| item.key.hash()), self.shards());
+        let calls = parts
+            .iter()
+            .enumerate()
+            .filter(|(_, part)| !part.is_empty())
+            .map(|(shard, part)| async move { (part, self.put_part(shard, part, items).await) });
+        let mut results = vec![PutOutcome::Busy; items.len()];
+        for (part, outcomes) in join_all(calls).await {
+            for (at, outcome) in part.iter().zip(outcomes) {
+                results[*at] = outcome;
+            }
+        }
+        results
+    }
+
+    /// The items at the positions `part`, all of one shard: reserve, fill here, commit.
+    async fn put_part(
+        &self,
+        shard: usize,
+        part: &[usize],
+        items: &[PutItem<'_>],
+    ) -> Vec<PutOutcome> {
+        let wanted: Vec<(BlockKey, u64, PutOptions)> = part
+            .iter()
+            .map(|at| &items[*at])
+            .map(|item| (item.key.clone(), item.value.len() as u64, item.options))
+            .collect();
+        let reserved = self.call(shard, move |shard, reply| {
+            let shard = Rc::clone(shard);
+            Reply(reply).later(async move {
+                let mut reservations = Vec::with_capacity(wanted.len());
+                for (key, len, options) in &wanted {
+                    reservations.push(shard.reserve(key, *len, options).await);
+                }
+                reservations
+            })
+        });
+        let reservations = match reserved.await {
+            Ok(reservations) => reservations,
+            Err(reason) => return vec![refused(reason); part.len()],
+        };
+        let mut outcomes: Vec<Option<PutOutcome>> = Vec::with_capacity(part.len());
+        let mut filled: Vec<(BlockKey, SlotWriter, Checksum, PutOptions)> = Vec::new();
+        for (at, reservation) in part.iter().zip(reservations) {
+            let item = &items[*at];
+            match reservation {
+                Reservation::Done(outcome) => outcomes.push(Some(outcome)),
+                Reservation::Granted(mut writer) => {
+                    writer.bytes_mut().copy_from_slice(item.value);
+                    let checksum = Checksum::of(item.key, item.value);
+                    filled.push((item.key.clone(), writer, checksum, item.options));
+                    outcomes.push(None);
+                }
+            }
+        }
+        let count = filled.len();
+        let committed = self.call(shard, move |shard, reply| {
+            let commit = |(key, writer, checksum, options): (BlockKey, _, _, PutOptions)| {
+                shard.commit(&key, writer, checksum, &options)
+            };
+            Reply(reply).now(filled.into_iter().map(commit).collect::<Vec<_>>())
+        });
+        let committed = committed
+            .await
+            .unwrap_or_else(|reason| vec![refused(reason); count]);
+        let mut committed = committed.into_iter();
+        let last = |outcome: Option<PutOutcome>| outcome.or_else(|| committed.next());
+        outcomes
+            .into_iter()
+            .map(last)
+            .map(|outcome| outcome.unwrap_or(PutOutcome::Busy))
+            .collect()
+    }
+
+    /// Removes many blocks.
+    pub async fn remove_batch(&self, keys: &[BlockKey]) -> Vec<Lookup<()>> {
+        join_all(keys.iter().map(|key| self.remove(key))).await
+    }
+
+    /// How many blocks at the start of a chain are stored. Moves none of them.
+    pub async fn match_prefix(&self, keys: &[BlockKey]) -> usize {
+        let parts = split(keys.iter().map(BlockKey::hash), self.shards());
+        let calls = parts
+            .iter()
+            .enumerate()
+            .filter(|(_, part)| !part.is_empty())
+            .map(|(shard, part)| {
+                let keys: Vec<BlockKey> = part.iter().map(|at| keys[*at].clone()).collect();
+                let first_missing = self.call(shard, move |shard, reply| {
+                    let missing = keys.iter().position(|key| !shard.exists(key).is_hit());
+                    Reply(reply).now(missing)
+                });
+                // The shard's first missing key, as a position of the whole chain.
+                async move {
+                    match first_missing.await {
+                        Ok(Some(at)) => part[at],
+                        Ok(None) => keys_end(part),
+                        Err(_) => part[0],
+                    }
+                }
+            });
+        join_all(calls)
+            .await
+            .into_iter()
+            .min()
+            .unwrap_or(0)
+            .min(keys.len())
+    }
+
+    /// Brings blocks up from the tier below ahead of need, for at most `budget`. Returns at
+    /// once; what is in DRAM already is left alone.
+    pub async fn prefetch(&self, keys: &[BlockKey], budget: Duration) {
+        let parts = split(keys.iter().map(BlockKey::hash), self.shards());
+        for (shard, part) in parts
+            .iter()
+            .enumerate()
+            .filter(|(_, part)| !part.is_empty())
+        {
+            let keys: Vec<BlockKey> = part.iter().map(|at| keys[*at].clone()).collect();
+            let started = self.call(shard, move |shard, reply| {
+                let _ = reply.send(());
+                let shard = Rc::clone(shard);
+                Some(Box::pin(async move {
+                    let late = shard.runtime().sleep_until(shard.runtime().now() + budget);
+                    let plain = GetOptions::default();
+                    let reads = async {
+                        for key in &keys {
+                            if let Lookup::Hit {
+                                tier: terrace_types::Tier::Nvme,
+                                ..
+                            } = shard.exists(key)
+                            {
+                                drop(shard.get(key, &plain).await);
+                            }
+                        }
+                    };
+                    or(reads, late).await;
+                }))
+            });
+            let _ = started.await;
+        }
+    }
+}
+
+/// What a part without a missing key bounds the prefix to: nothing.
+const fn keys_end(_part: &[usize]) -> usize {
+    usize::MAX
+}
+
+fn settled(outcome: TryGet) -> Lookup<PinnedBlock> {
+    match outcome {
+        TryGet::Hit(pin) => dram(pin),
+        TryGet::Miss | TryGet::Below => Lookup::Miss,
+        TryGet::Unavailable(reason) => Lookup::Unavailable(reason),
+    }
+}

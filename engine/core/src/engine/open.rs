@@ -1,0 +1,171 @@
+//! Opening: arenas in parallel, each on its shard's thread, and an error from the first that
+//! fails.
+
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+use terrace_runtime::executor::{ExecutorConfig, ShardThread, check_memlock};
+use terrace_runtime::mailbox::mailbox;
+use terrace_runtime::{Mailbox, MailboxSender, Runtime, affinity};
+use terrace_slab::{Arena, ArenaConfig, ArenaShared};
+
+use super::{Engine, Inner};
+use crate::below::TierBelow;
+use crate::config::{EngineConfig, Pinning};
+use crate::error::Error;
+use crate::namespaces::NamespaceRegistry;
+use crate::policy::{Policy, PolicyConfig};
+use crate::shard::{Job, Plugins, Shard, serve};
+
+/// Engines of one process have different ids, which their namespaces carry.
+static NEXT_ENGINE: AtomicU32 = AtomicU32::new(1);
+
+/// An engine that is about to be opened.
+pub struct EngineBuilder {
+    config: EngineConfig,
+    plugins: Plugins,
+}
+
+impl EngineBuilder {
+    pub(super) fn new(config: EngineConfig) -> Self {
+        Self {
+            config,
+            plugins: Plugins::default(),
+        }
+    }
+
+    /// Takes a policy of the embedder's own in place of the one named in the configuration.
+    /// `make` is called on each shard's thread.
+    #[must_use]
+    pub fn policy(
+        mut self,
+        make: impl Fn(PolicyConfig) -> Result<Box<dyn Policy>, Error> + Send + Sync + 'static,
+    ) -> Self {
+        self.plugins.policy = Some(Arc::new(make));
+        self
+    }
+
+    /// Puts a tier below DRAM. `make` is called on each shard's thread with its number.
+    #[must_use]
+    pub fn below(
+        mut self,
+        make: impl Fn(usize) -> Box<dyn TierBelow> + Send + Sync + 'static,
+    ) -> Self {
+        self.plugins.below = Some(Arc::new(make));
+        self
+    }
+
+    /// Opens the engine.
+    ///
+    /// # Errors
+    /// [`Error`] names the field, the shard or the resource that is wrong.
+    pub fn open(self) -> Result<Engine, Error> {
+        self.config.validate()?;
+        check_memlock()?;
+        let id = NEXT_ENGINE.fetch_add(1, Ordering::Relaxed);
+        let cpus = affinity::allowed_cpus();
+        let (report, reports) = mpsc::channel();
+        let (mut senders, mut threads) = (Vec::new(), Vec::new());
+        for number in 0..self.config.shards {
+            let (sender, inbox) = mailbox::<Job>(self.config.mailbox_len)
+                .map_err(|error| Error::Mailbox(error.to_string()))?;
+            let cpu = (self.config.pinning == Pinning::Pinned).then(|| cpus[number % cpus.len()]);
+            let executor = ExecutorConfig {
+                shard: number,
+                cpu,
+                spin: self.config.spin,
+            };
+            let start = ShardStart {
+                number,
+                engine: id,
+                cpu,
+                config: self.config.clone(),
+                plugins: self.plugins.clone(),
+                sender: sender.clone(),
+                inbox,
+                report: report.clone(),
+            };
+            threads.push(ShardThread::start(&executor, move |runtime| {
+                start.run(runtime)
+            })?);
+            senders.push(sender);
+        }
+        drop(report);
+        let inner = Inner {
+            id,
+            config: self.config,
+            senders,
+            threads: Mutex::new(threads),
+            namespaces: NamespaceRegistry::new(id),
+            closed: AtomicBool::new(false),
+        };
+        let mut opened = 0;
+        for outcome in reports {
+            outcome?;
+            opened += 1;
+        }
+        if opened < inner.config.shards {
+            return Err(Error::ShardStart {
+                shard: opened,
+                why: "its thread ended while it was being opened".to_owned(),
+            });
+        }
+        tracing::info!(engine = inner.id, shards = opened, "open");
+        Ok(Engine {
+            inner: Arc::new(inner),
+        })
+    }
+}
+
+struct ShardStart {
+    number: usize,
+    engine: u32,
+    cpu: Option<usize>,
+    config: EngineConfig,
+    plugins: Plugins,
+    sender: MailboxSender<Job>,
+    inbox: Mailbox<Job>,
+    report: mpsc::Sender<Result<(), Error>>,
+}
+
+impl ShardStart {
+    async fn run(self, runtime: Rc<dyn Runtime>) {
+        let number = self.number;
+        let (report, inbox) = (self.report.clone(), self.make(&runtime));
+        let (shard, inbox) = match inbox {
+            Ok(made) => made,
+            Err(error) => {
+                let _ = report.send(Err(error));
+                return;
+            }
+        };
+        let _ = report.send(Ok(()));
+        drop(report);
+        tracing::debug!(shard = number, "serving");
+        serve(shard, inbox).await;
+    }
+
+    fn make(self, runtime: &Rc<dyn Runtime>) -> Result<(Rc<Shard>, Mailbox<Job>), Error> {
+        let arena_config = ArenaConfig {
+            hugepages: self.config.hugepages,
+            numa_node: self.cpu.and_then(affinity::numa_node_of),
+            ..ArenaConfig::new(self.config.arena_len())
+        };
+        let arena = Arena::open(&arena_config).map_err(|source| Error::Arena {
+            shard: self.number,
+            source,
+        })?;
+        let sender = self.sender;
+        let shared = ArenaShared::new(arena, Box::new(move || sender.nudge()));
+        let shard = Shard::new(
+            self.number,
+            self.engine,
+            self.config,
+            shared,
+            Rc::clone(runtime),
+            &self.plugins,
+        )?;
+        Ok((shard, self.inbox))
+    }
+}

@@ -1,0 +1,53 @@
+//! A tiered storage engine for KV blocks, to be embedded.
+//!
+//! Blocks are immutable under a key, from one byte to 128 MiB, and lie in hugepage slabs, each
+//! in one contiguous slot. A lookup hands out the slot itself. Start at [`Engine::open`]; code
+//! that runs on a shard's own thread uses [`Shard`].
+//!
+//! ```
+//! use terrace_engine::{Engine, EngineConfig, GetOptions, PutOptions, block_on};
+//!
+//! let engine = Engine::open(EngineConfig { dram_bytes: 4 << 20, ..Default::default() })?;
+//! let namespace = engine.namespace("llama-8b/bf16/tp1/16")?;
+//! let key = namespace.key(b"block 1")?;
+//! block_on(async {
+//!     assert!(engine.put(&key, b"keys and values", &PutOptions::default()).await.is_present());
+//!     let block = engine.get(&key, &GetOptions::default()).await.hit().expect("just stored");
+//!     assert_eq!(&block[..], b"keys and values");
+//! });
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod below;
+mod config;
+mod engine;
+mod error;
+mod events;
+mod index;
+mod namespaces;
+pub mod policy;
+mod shard;
+mod stats;
+
+pub use below::{Demoted, MemTier, StoredBelow, TierBelow, TierError};
+pub use config::{EngineConfig, Pinning};
+pub use engine::{CloseReport, Engine, EngineBuilder, PutItem, route};
+pub use error::Error;
+pub use events::{Event, EventKind, EventStream};
+pub use index::IndexBytes;
+pub use shard::{
+    Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PolicyFactory, PutOptions,
+    Reservation, Shard, TierFactory, TryGet,
+};
+pub use stats::{Counters, EngineStats, ShardGauges, ShardStats};
+pub use terrace_runtime::block_on;
+pub use terrace_slab::{
+    Backing, HugepageMode, PinnedBlock, PoolStats, RegionError, RegisteredRegion, SlotWriter,
+    hugepages,
+};
+pub use terrace_types::{
+    Access, BlockKey, BlockKind, Checksum, Hint, KeyHash, Lookup, Namespace, PutOutcome,
+    RejectReason, RequestContext, Tier, UnavailableReason,
+};

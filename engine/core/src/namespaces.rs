@@ -1,0 +1,158 @@
+//! Namespaces: names to numbers for the whole engine, numbers to epochs in each shard.
+//!
+//! **Invariants**
+//! - A name keeps its number as long as the engine is open.
+//! - In a shard each number has a current epoch; records carry the epoch they were stored in.
+//!   Removing a namespace gives it a new epoch: from then on no lookup reaches what was there,
+//!   though the records are swept only later.
+//! - An epoch is used again only after its last record is swept.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use terrace_types::limits::NAMESPACES_MAX;
+use terrace_types::{Namespace, NamespaceName};
+
+use crate::error::Error;
+
+/// The names of one engine.
+pub(crate) struct NamespaceRegistry {
+    engine: u32,
+    names: Mutex<HashMap<NamespaceName, Namespace>>,
+}
+
+impl NamespaceRegistry {
+    pub(crate) fn new(engine: u32) -> Self {
+        Self {
+            engine,
+            names: Mutex::default(),
+        }
+    }
+
+    /// The namespace of a name, new or known.
+    pub(crate) fn get(&self, name: &str) -> Result<Namespace, Error> {
+        let name = NamespaceName::new(name)?;
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = names.get(&name) {
+            return Ok(*known);
+        }
+        let index = names.len();
+        if index >= NAMESPACES_MAX {
+            return Err(Error::TooManyNamespaces {
+                name: name.as_str().to_owned(),
+            });
+        }
+        let namespace = Namespace::new(self.engine, index as u16, &name);
+        names.insert(name, namespace);
+        Ok(namespace)
+    }
+}
+
+/// The epochs of one shard.
+#[derive(Default)]
+pub(crate) struct NamespaceEpochs {
+    /// Current epoch of each namespace number; `None` before its first use.
+    current: Vec<Option<u16>>,
+    /// Records of each epoch.
+    counts: Vec<u32>,
+    vacant: Vec<u16>,
+}
+
+impl NamespaceEpochs {
+    /// The epoch records of `namespace` carry now, if any was stored.
+    #[inline]
+    pub(crate) fn of(&self, namespace: Namespace) -> Option<u16> {
+        self.current
+            .get(usize::from(namespace.index()))
+            .copied()
+            .flatten()
+    }
+
+    /// The epoch to store a record under. `None` when all are waiting to be swept.
+    pub(crate) fn of_or_new(&mut self, namespace: Namespace) -> Option<u16> {
+        let index = usize::from(namespace.index());
+        if self.current.len() <= index {
+            self.current.resize(index + 1, None);
+        }
+        if self.current[index].is_none() {
+            self.current[index] = self.new_epoch();
+        }
+        self.current[index]
+    }
+
+    /// Ends the namespace's epoch. Returns it when it has records to be swept.
+    pub(crate) fn end(&mut self, namespace: Namespace) -> Option<u16> {
+        let current = self.current.get_mut(usize::from(namespace.index()))?;
+        let ended = current.take()?;
+        if self.counts[usize::from(ended)] == 0 {
+            self.vacant.push(ended);
+            return None;
+        }
+        Some(ended)
+    }
+
+    pub(crate) fn count_up(&mut self, epoch: u16) {
+        self.counts[usize::from(epoch)] += 1;
+    }
+
+    pub(crate) fn count_down(&mut self, epoch: u16) {
+        let at = usize::from(epoch);
+        self.counts[at] -= 1;
+        if self.counts[at] == 0 && !self.current.contains(&Some(epoch)) {
+            self.vacant.push(epoch);
+        }
+    }
+
+    /// Records that carry `epoch`.
+    pub(crate) fn count(&self, epoch: u16) -> u32 {
+        self.counts[usize::from(epoch)]
+    }
+
+    fn new_epoch(&mut self) -> Option<u16> {
+        if let Some(epoch) = self.vacant.pop() {
+            return Some(epoch);
+        }
+        let epoch = u16::try_from(self.counts.len()).ok()?;
+        self.counts.push(0);
+        Some(epoch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registry_keeps_names_apart_up_to_its_limit() {
+        let registry = NamespaceRegistry::new(3);
+        let a = registry.get("a").unwrap();
+        assert_eq!(registry.get("a").unwrap(), a);
+        assert_ne!(registry.get("b").unwrap(), a);
+        for i in 2..NAMESPACES_MAX {
+            registry.get(&format!("n{i}")).unwrap();
+        }
+        let error = registry.get("one-more").unwrap_err().to_string();
+        assert!(
+            error.contains("one-more") && error.contains("4096"),
+            "{error}"
+        );
+        assert!(registry.get("a").is_ok());
+    }
+
+    #[test]
+    fn epoch_is_used_again_only_when_swept() {
+        let registry = NamespaceRegistry::new(3);
+        let ns = registry.get("a").unwrap();
+        let mut epochs = NamespaceEpochs::default();
+        assert_eq!(epochs.of(ns), None);
+        let first = epochs.of_or_new(ns).unwrap();
+        epochs.count_up(first);
+        assert_eq!(epochs.end(ns), Some(first));
+        assert_eq!(epochs.of(ns), None);
+        let second = epochs.of_or_new(ns).unwrap();
+        assert_ne!(first, second);
+        epochs.count_down(first);
+        assert_eq!(epochs.end(ns), None);
+        assert!([first, second].contains(&epochs.of_or_new(ns).unwrap()));
+    }
+}

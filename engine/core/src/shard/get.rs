@@ -1,0 +1,460 @@
+//! Lookups: the DRAM hit, and promotion from the tier below.
+
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use terrace_slab::{ArenaShared, PinnedBlock, RegisteredRegion, SlotIx, published_bytes, scatter};
+use terrace_types::{
+    Access, BlockIx, BlockKey, Checksum, Hint, KeyHash, Lookup, RequestContext, Tier,
+    UnavailableReason,
+};
+
+use super::{Shard, State};
+use crate::events::EventKind;
+use crate::index::{DEMOTING, ERASED, PROMOTING};
+
+/// What a caller tells with a lookup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GetOptions {
+    /// What is known about the block.
+    pub hint: Hint,
+    /// What is known about the request.
+    pub context: RequestContext,
+}
+
+/// What a lookup finds without waiting.
+pub enum TryGet {
+    /// The block is in DRAM.
+    Hit(LocalPin),
+    /// No tier holds it.
+    Miss,
+    /// A tier below holds it: [`Shard::get`] brings it up.
+    Below,
+    /// It cannot be told or handed out now.
+    Unavailable(UnavailableReason),
+}
+
+/// A block's bytes in their slot, pinned on the shard's own thread: no atomics, no queue.
+pub struct LocalPin {
+    shard: Rc<Shard>,
+    slot: SlotIx,
+    len: u32,
+    block: BlockIx,
+}
+
+impl LocalPin {
+    /// Turns the pin into one that may travel to other threads.
+    #[must_use]
+    pub fn into_pinned(self) -> PinnedBlock {
+        let pinned = PinnedBlock::new(&self.shard.shared, self.slot, self.len, self.block);
+        // The pin goes on to live in `pinned`: count one for it before this one is dropped.
+        self.shard
+            .state
+            .borrow_mut()
+            .index
+            .record_mut(self.block)
+            .pins += 1;
+        pinned
+    }
+}
+
+impl Deref for LocalPin {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        published_bytes(&self.shard.shared, self.slot, self.len)
+    }
+}
+
+impl Drop for LocalPin {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.shard.fenced.get() {
+            self.shard.state.borrow_mut().unpin(self.block);
+        }
+    }
+}
+
+/// A found block, pinned once, not yet wrapped.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    pub(super) slot: SlotIx,
+    pub(super) len: u32,
+    pub(super) block: BlockIx,
+}
+
+/// What a look into the index comes to.
+pub(super) enum Probe {
+    Dram(Found),
+    Below(BlockIx),
+    Miss,
+    PinLimit,
+}
+
+impl Shard {
+    /// Looks a block up without waiting, as a request's access: the policy learns of it.
+    #[inline]
+    pub fn try_get(self: &Rc<Self>, key: &BlockKey, options: &GetOptions) -> TryGet {
+        if let Some(reason) = self.refusal(key) {
+            return TryGet::Unavailable(reason);
+        }
+        match self.probe(key, options) {
+            Probe::Dram(found) => TryGet::Hit(self.local_pin(found)),
+            Probe::Miss => TryGet::Miss,
+            Probe::Below(_) => TryGet::Below,
+            Probe::PinLimit => TryGet::Unavailable(UnavailableReason::PinLimit),
+        }
+    }
+
+    fn local_pin(self: &Rc<Self>, found: Found) -> LocalPin {
+        let Found { slot, len, block } = found;
+        LocalPin {
+            shard: Rc::clone(self),
+            slot,
+            len,
+            block,
+        }
+    }
+
+    #[inline]
+    pub(super) fn refusal(&self, key: &BlockKey) -> Option<UnavailableReason> {
+        if key.namespace().engine() != self.engine {
+            return Some(UnavailableReason::ForeignNamespace);
+        }
+        self.unavailable()
+    }
+
+    /// Looks a block up; brings it up from the tier below when it is there.
+    pub async fn get(self: &Rc<Self>, key: &BlockKey, options: &GetOptions) -> Lookup<LocalPin> {
+        if let Some(reason) = self.refusal(key) {
+            return self.count_unavailable(reason);
+        }
+        let deadline = self.runtime.now() + self.config.busy_wait;
+        let mut joined = false;
+        loop {
+            let probe = self.probe(key, options);
+            match probe {
+                Probe::Dram(found) => {
+                    let tier = if joined { Tier::Nvme } else { Tier::Dram };
+                    return Lookup::Hit {
+                        tier,
+                        value: self.local_pin(found),
+                    };
+                }
+                Probe::Miss => return Lookup::Miss,
+                Probe::PinLimit => {
+                    if !self.wait_for_room(deadline).await {
+                        return self.count_unavailable(UnavailableReason::PinLimit);
+                    }
+                }
+                Probe::Below(block) if self.is_promoting(block) => {
+                    // Single flight: whoever came first reads, the others wait for it.
+                    self.state.borrow_mut().counters.reads_joined += 1;
+                    self.join_promotion(block).await;
+                    joined = true;
+                }
+                Probe::Below(block) => match self.promote(key, block, options).await {
+                    Ok(Some(found)) => {
+                        return Lookup::Hit {
+                            tier: Tier::Nvme,
+                            value: self.local_pin(found),
+                        };
+                    }
+                    Ok(None) => return Lookup::Miss,
+                    Err(reason) => return self.count_unavailable(reason),
+                },
+            }
+            if let Some(reason) = self.unavailable() {
+                return self.count_unavailable(reason);
+            }
+        }
+    }
+
+    fn count_unavailable<T>(&self, reason: UnavailableReason) -> Lookup<T> {
+        if let Ok(mut state) = self.state.try_borrow_mut() {
+            state.counters.unavailable += 1;
+        }
+        Lookup::Unavailable(reason)
+    }
+
+    /// Finds a block, and for one in DRAM counts a pin and tells the policy.
+    #[inline]
+    pub(super) fn probe(&self, key: &BlockKey, options: &GetOptions) -> Probe {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        state.ticks += 1;
+        let found = state
+            .epochs
+            .of(key.namespace())
+            .and_then(|ns| state.index.find(key, ns));
+        let Some(block) = found else {
+            state.counters.misses += 1;
+            return Probe::Miss;
+        };
+        if state.index.record(block).slot().is_none() {
+            return Probe::Below(block);
+        }
+        let Some(found) = state.pin(block) else {
+            return Probe::PinLimit;
+        };
+        state.counters.dram_hits += 1;
+        let access = self.access(key.hash(), found.len, options);
+        if state.index.record(block).is(DEMOTING) {
+            // On its way down the policy does not know it; its pin keeps it up.
+            return Probe::Dram(found);
+        }
+        state.policy.on_hit(block, &access);
+        Probe::Dram(found)
+    }
+
+    #[inline]
+    pub(super) fn access(&self, id: KeyHash, len: u32, options: &GetOptions) -> Access {
+        let mut context = options.context;
+        if context.clock_ms == 0 {
+            context.clock_ms = self.now.get().as_millis();
+        }
+        Access {
+            id,
+            len,
+            hint: options.hint,
+            context,
+        }
+    }
+
+    /// Whether a block is stored, in any tier. Moves, pins and renews nothing.
+    #[must_use]
+    pub fn exists(&self, key: &BlockKey) -> Lookup<()> {
+        if let Some(reason) = self.refusal(key) {
+            return Lookup::Unavailable(reason);
+        }
+        let state = self.state.borrow();
+        let found = state
+            .epochs
+            .of(key.namespace())
+            .and_then(|ns| state.index.find(key, ns));
+        found.map_or(Lookup::Miss, |block| {
+            let in_dram = state.index.record(block).slot().is_some();
+            Lookup::Hit {
+                tier: if in_dram { Tier::Dram } else { Tier::Nvme },
+                value: (),
+            }
+        })
+    }
+
+    /// Tells the policy that a block was used, without reading it.
+    pub fn touch(&self, key: &BlockKey, options: &GetOptions) -> Lookup<()> {
+        let there = self.exists(key);
+        if let Lookup::Hit {
+            tier: Tier::Dram, ..
+        } = there
+        {
+            let mut state = self.state.borrow_mut();
+            let state = &mut *state;
+            let heat = state.heat_now();
+            let found = state
+                .epochs
+                .of(key.namespace())
+                .and_then(|ns| state.index.find(key, ns));
+            if let Some(block) = found {
+                let record = state.index.record_mut(block);
+                record.heat = heat;
+                let (len, demoting) = (record.len, record.is(DEMOTING));
+                if !demoting {
+                    state
+                        .policy
+                        .on_hit(block, &self.access(key.hash(), len, options));
+                }
+            }
+        }
+        there
+    }
+
+    /// Looks a batch up as far as it goes without waiting; `Below` entries are left to
+    /// [`Shard::get`]. Lines of the index are asked for ahead of their use.
+    pub(crate) fn try_get_batch(
+        self: &Rc<Self>,
+        keys: &[BlockKey],
+        options: &[GetOptions],
+    ) -> Vec<TryGet> {
+        {
+            let state = self.state.borrow();
+            keys.iter()
+                .for_each(|key| state.index.prefetch_head(key.hash()));
+            keys.iter()
+                .for_each(|key| state.index.prefetch_record(key.hash()));
+        }
+        let plain = GetOptions::default();
+        keys.iter()
+            .enumerate()
+            .map(|(i, key)| self.try_get(key, options.get(i).unwrap_or(&plain)))
+            .collect()
+    }
+
+    fn is_promoting(&self, block: BlockIx) -> bool {
+        self.state.borrow().index.record(block).is(PROMOTING)
+    }
+
+    async fn join_promotion(&self, block: BlockIx) {
+        let mut registered = false;
+        poll_fn(|context| {
+            if registered {
+                return Poll::Ready(());
+            }
+            registered = true;
+            let mut state = self.state.borrow_mut();
+            if !state.index.record(block).is(PROMOTING) {
+                return Poll::Ready(());
+            }
+            let waker = context.waker().clone();
+            state.promotions.entry(block).or_default().push(waker);
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Reads a block from the tier below into a slot. `None` when it is gone or was damaged.
+    ///
+    /// The read is a task of its own: it ends and cleans up when this future is dropped.
+    async fn promote(
+        self: &Rc<Self>,
+        key: &BlockKey,
+        block: BlockIx,
+        options: &GetOptions,
+    ) -> Result<Option<Found>, UnavailableReason> {
+        let Some(location) = self.state.borrow().index.record(block).below() else {
+            return Ok(None);
+        };
+        self.state.borrow_mut().index.record_mut(block).flags |= PROMOTING;
+        let (sender, receiver) = futures_channel::oneshot::channel();
+        let (shard, key, options) = (Rc::clone(self), key.clone(), *options);
+        self.spawn(Box::pin(async move {
+            let outcome = shard.read_up(&key, block, location, &options).await;
+            shard.end_promotion(block);
+            if let Err(Ok(Some(found))) = sender.send(outcome) {
+                // Nobody waits any more: the pin made for them goes back.
+                shard.state.borrow_mut().unpin(found.block);
+            }
+        }));
+        receiver
+            .await
+            .unwrap_or(Err(UnavailableReason::ShardFenced))
+    }
+
+    async fn read_up(
+        self: &Rc<Self>,
+        key: &BlockKey,
+        block: BlockIx,
+        location: u32,
+        options: &GetOptions,
+    ) -> Result<Option<Found>, UnavailableReason> {
+        let len = self.state.borrow().index.record(block).len;
+        let deadline = self.runtime.now() + self.config.busy_wait;
+        let Some(writer) = self.room_for(u64::from(len), deadline).await else {
+            return Err(UnavailableReason::NoRoom);
+        };
+        let Some(below) = &self.below else {
+            return Ok(None);
+        };
+        let loaded = below.load(location, writer).await;
+        let mut state = self.state.borrow_mut();
+        let Ok(writer) = loaded else {
+            // The writer was dropped with the failed load and comes back by the queue.
+            state.counters.promotions_failed += 1;
+            return Err(UnavailableReason::TierFailed);
+        };
+        state.counters.promotions += 1;
+        state.counters.promoted_bytes += u64::from(len);
+        let slot = writer.slot();
+        let sound = Checksum::of(key, writer.bytes()) == state.index.record(block).checksum();
+        if !sound || state.index.record(block).is(ERASED) {
+            let _ = writer.finish();
+            state.writers.remove(&slot);
+            state.pool.give(slot);
+            if !state.index.record(block).is(ERASED) {
+                state.counters.checksum_mismatches += 1;
+                state.erase(block, self.below.as_deref());
+            }
+            return Ok(None);
+        }
+        state.settle(writer.finish(), block);
+        state.counters.below_hits += 1;
+        state
+            .policy
+            .on_insert(block, &self.access(key.hash(), len, options));
+        state.emit(self.number, EventKind::Promoted, block);
+        Ok(state.pin(block))
+    }
+
+    fn end_promotion(&self, block: BlockIx) {
+        let mut state = self.state.borrow_mut();
+        let record = state.index.record_mut(block);
+        record.flags &= !PROMOTING;
+        if record.is(ERASED) && record.pins == 0 && record.slot().is_none() {
+            state.index.vacate(block);
+        }
+        for waker in state.promotions.remove(&block).unwrap_or_default() {
+            waker.wake();
+        }
+    }
+
+    /// Scatters a block over `targets` on the shard's thread; the value is the bytes copied.
+    pub async fn get_into(
+        self: &Rc<Self>,
+        key: &BlockKey,
+        targets: &[RegisteredRegion],
+        options: &GetOptions,
+    ) -> Lookup<usize> {
+        self.get(key, options)
+            .await
+            .map(|pin| scatter(&pin, targets))
+    }
+
+    /// The arena, to be kept alive by whoever holds pins of it.
+    #[must_use]
+    pub const fn arena(&self) -> &Arc<ArenaShared> {
+        &self.shared
+    }
+}
+
+impl State {
+    /// Counts a pin on a block in DRAM; `None` at the bound on pinned bytes.
+    #[inline]
+    pub(super) fn pin(&mut self, block: BlockIx) -> Option<Found> {
+        let heat = self.heat_now();
+        let record = self.index.record_mut(block);
+        let slot = record.slot()?;
+        if record.pins == 0 {
+            let slot_len = self.pool.slot_len(slot);
+            // The first pin is always granted: a block may be larger than the bound.
+            if self.pinned_bytes > 0 && self.pinned_bytes + slot_len > self.pinned_bytes_max {
+                return None;
+            }
+            self.pinned_bytes += slot_len;
+        } else if record.pins == u16::MAX {
+            return None;
+        }
+        record.pins += 1;
+        record.heat = heat;
+        Some(Found {
+            slot,
+            len: record.len,
+            block,
+        })
+    }
+
+    /// A filled slot now holds `block`.
+    pub(super) fn settle(&mut self, slot: SlotIx, block: BlockIx) {
+        self.writers.remove(&slot);
+        self.pool.publish(slot, block);
+        let heat = self.heat_now();
+        let record = self.index.record_mut(block);
+        record.set_slot(Some(slot));
+        record.heat = heat;
+        self.dram_blocks += 1;
+        self.payload_bytes += u64::from(record.len);
+    }
+}

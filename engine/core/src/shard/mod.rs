@@ -1,0 +1,442 @@
+//! One shard: a core's arena, index and policy, and everything that is done to them.
+//!
+//! A [`Shard`] lives on its thread and is used there through `Rc<Shard>`: by the engine's
+//! messages, by a server's tasks, by tests on the deterministic runtime. Its hit path takes no
+//! lock, no atomic and no allocation.
+//!
+//! **Invariants** ([`Shard::check`] walks them)
+//! - A block in DRAM has one slot; the slot's owner word is the block's number.
+//! - The policy knows a block exactly when it is in DRAM, in the index, and not on its way
+//!   down.
+//! - A slot is freed when its block is out of the index and its last pin is gone, or when it
+//!   leaves DRAM unpinned.
+//! - A panic in a task or message fences the shard: every later call is told so.
+//!
+//! What it does not do: threads, sockets, files. Those are the runtime's, the server's and the
+//! tiers'.
+
+mod demote;
+mod get;
+mod lease;
+mod put;
+mod remove;
+mod room;
+mod serve;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::panic::AssertUnwindSafe;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+
+use futures_util::FutureExt;
+use terrace_runtime::{LocalFuture, Runtime};
+use terrace_slab::{ArenaShared, Returned, SlabPool, SlotIx};
+use terrace_types::{BlockIx, Nanos, RejectReason, UnavailableReason};
+
+use crate::below::TierBelow;
+use crate::config::EngineConfig;
+use crate::error::Error;
+use crate::events::{Event, EventKind, EventSink};
+use crate::index::{ERASED, Index};
+use crate::namespaces::NamespaceEpochs;
+use crate::policy::{self, Policy, PolicyConfig};
+use crate::stats::{Counters, ShardGauges, ShardStats};
+
+pub use get::{GetOptions, LocalPin, TryGet};
+pub use lease::{Descriptor, Lease, LeaseId};
+pub use put::{Durability, PutOptions, Reservation};
+pub(crate) use serve::{Job, serve};
+
+/// Makes the policy of a shard; for policies that are not built in.
+pub type PolicyFactory = Arc<dyn Fn(PolicyConfig) -> Result<Box<dyn Policy>, Error> + Send + Sync>;
+/// Makes the tier below of a shard, on the shard's thread.
+pub type TierFactory = Arc<dyn Fn(usize) -> Box<dyn TierBelow> + Send + Sync>;
+
+/// What a shard is made of beside the configuration.
+#[derive(Clone, Default)]
+pub(crate) struct Plugins {
+    pub(crate) policy: Option<PolicyFactory>,
+    pub(crate) below: Option<TierFactory>,
+}
+
+/// Blocks the tier below may hold beyond those in DRAM, as a multiple of the arena's granules.
+const BELOW_BLOCKS_FACTOR: u64 = 8;
+
+struct State {
+    index: Index,
+    pool: SlabPool,
+    policy: Box<dyn Policy>,
+    epochs: NamespaceEpochs,
+    counters: Counters,
+    blocks_cap: usize,
+    dram_blocks: usize,
+    payload_bytes: u64,
+    writers: HashMap<SlotIx, u32>,
+    pinned_bytes: u64,
+    pinned_bytes_max: u64,
+    ticks: u64,
+    heat_shift: u32,
+    leases: BTreeMap<LeaseId, (BlockIx, Nanos)>,
+    lease_next: u64,
+    sinks: Vec<EventSink>,
+    event_sequence: u64,
+    /// Wakers of reads that joined a promotion under way.
+    promotions: HashMap<BlockIx, Vec<Waker>>,
+    /// Tasks that wait for room or for pins to come back.
+    waiting: Vec<Waker>,
+    demoter_runs: bool,
+    sweeping: Vec<u16>,
+}
+
+/// See the module's text.
+pub struct Shard {
+    number: usize,
+    engine: u32,
+    config: EngineConfig,
+    runtime: Rc<dyn Runtime>,
+    shared: Arc<ArenaShared>,
+    below: Option<Box<dyn TierBelow>>,
+    state: RefCell<State>,
+    now: Cell<Nanos>,
+    fenced: Cell<bool>,
+    closing: Cell<bool>,
+}
+
+impl Shard {
+    /// A shard over `shared`'s arena. `engine` is the id that its keys' namespaces carry.
+    pub(crate) fn new(
+        number: usize,
+        engine: u32,
+        config: EngineConfig,
+        shared: Arc<ArenaShared>,
+        runtime: Rc<dyn Runtime>,
+        plugins: &Plugins,
+    ) -> Result<Rc<Self>, Error> {
+        let granules = shared.arena().len() / terrace_types::limits::SLOT_ALIGN;
+        let below_granules = if plugins.below.is_some() {
+            granules * BELOW_BLOCKS_FACTOR
+        } else {
+            0
+        };
+        let blocks_max = (granules + below_granules).min(1 << 30) as u32;
+        let mut pool = SlabPool::new(Arc::clone(&shared));
+        for len in &config.block_lens {
+            pool.declare(*len);
+        }
+        let cap = config.blocks_of_shard(number);
+        let expected = cap.unwrap_or_else(|| {
+            let len = config
+                .block_lens
+                .first()
+                .copied()
+                .unwrap_or(64 << 10)
+                .max(1);
+            (shared.arena().len() / len.next_multiple_of(4096)).max(1) as usize
+        });
+        let policy_config = PolicyConfig {
+            capacity_blocks: expected,
+            blocks_max,
+        };
+        let policy = match &plugins.policy {
+            Some(factory) => factory(policy_config)?,
+            None => policy::by_name(&config.policy, policy_config)?,
+        };
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a share of memory needs no last bit"
+        )]
+        #[expect(clippy::cast_sign_loss, reason = "validated to lie in 0..=1")]
+        let pinned_bytes_max = (shared.arena().len() as f64 * config.pinned_ratio_max) as u64;
+        let state = State {
+            index: Index::new(blocks_max)?,
+            pool,
+            policy,
+            epochs: NamespaceEpochs::default(),
+            counters: Counters::default(),
+            blocks_cap: cap.unwrap_or(usize::MAX),
+            dram_blocks: 0,
+            payload_bytes: 0,
+            writers: HashMap::new(),
+            pinned_bytes: 0,
+            pinned_bytes_max,
+            ticks: 0,
+            heat_shift: (expected / 16).max(1).ilog2(),
+            leases: BTreeMap::new(),
+            lease_next: 1,
+            sinks: Vec::new(),
+            event_sequence: 0,
+            promotions: HashMap::new(),
+            waiting: Vec::new(),
+            demoter_runs: false,
+            sweeping: Vec::new(),
+        };
+        let now = Cell::new(runtime.now());
+        Ok(Rc::new(Self {
+            number,
+            engine,
+            config,
+            runtime,
+            shared,
+            below: plugins.below.as_ref().map(|factory| factory(number)),
+            state: RefCell::new(state),
+            now,
+            fenced: Cell::new(false),
+            closing: Cell::new(false),
+        }))
+    }
+
+    /// The shard's number.
+    #[must_use]
+    pub const fn number(&self) -> usize {
+        self.number
+    }
+
+    /// The runtime the shard's tasks run on.
+    #[must_use]
+    pub fn runtime(&self) -> &Rc<dyn Runtime> {
+        &self.runtime
+    }
+
+    /// Starts a task on the shard's thread. A panic in it fences the shard.
+    pub fn spawn(self: &Rc<Self>, task: LocalFuture<'static, ()>) {
+        let shard = Rc::downgrade(self);
+        self.runtime.spawn(Box::pin(async move {
+            if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await
+                && let Some(shard) = shard.upgrade()
+            {
+                shard.fence(&*panic);
+            }
+        }));
+    }
+
+    /// Ends the shard's service after a panic: its state may be half changed.
+    fn fence(&self, panic: &(dyn std::any::Any + Send)) {
+        let message = terrace_runtime::executor::panic_message(panic);
+        tracing::error!(
+            shard = self.number,
+            message,
+            "a task panicked; the shard is fenced"
+        );
+        self.fenced.set(true);
+        if let Ok(mut state) = self.state.try_borrow_mut() {
+            state.wake_waiting();
+            let joined = std::mem::take(&mut state.promotions);
+            joined.into_values().flatten().for_each(Waker::wake);
+        }
+    }
+
+    /// Sends events to `sink` from now on; sinks without a stream are let go.
+    pub(crate) fn subscribe(&self, sink: EventSink) {
+        let mut state = self.state.borrow_mut();
+        state
+            .sinks
+            .retain(|sink| !sink.is_orphan(self.config.shards));
+        state.sinks.push(sink);
+    }
+
+    /// Whether the shard stopped after a panic.
+    #[must_use]
+    pub const fn is_fenced(&self) -> bool {
+        self.fenced.get()
+    }
+
+    #[inline]
+    fn unavailable(&self) -> Option<UnavailableReason> {
+        if self.fenced.get() {
+            return Some(UnavailableReason::ShardFenced);
+        }
+        self.closing.get().then_some(UnavailableReason::Closing)
+    }
+
+    fn rejecting(&self) -> Option<RejectReason> {
+        self.unavailable().map(|reason| match reason {
+            UnavailableReason::Closing => RejectReason::Closing,
+            _ => RejectReason::ShardFenced,
+        })
+    }
+
+    /// Takes note of the time and of what came back from other threads.
+    pub(crate) fn tick(&self) {
+        self.now.set(self.runtime.now());
+        self.drain_returns();
+    }
+
+    /// Takes back what other threads returned; false when there was nothing.
+    fn drain_returns(&self) -> bool {
+        let mut any = false;
+        if self.fenced.get() {
+            // The slots are not used again; the queue only keeps its count.
+            while self.shared.take_return().is_some() {}
+            return any;
+        }
+        while let Some(returned) = self.shared.take_return() {
+            any = true;
+            let mut state = self.state.borrow_mut();
+            match returned {
+                Returned::Pin(block) => state.unpin(block),
+                Returned::Writer(slot) => state.abandon(slot),
+            }
+        }
+        any
+    }
+
+    /// What the shard did and holds.
+    #[must_use]
+    pub fn stats(&self) -> ShardStats {
+        self.drain_returns();
+        let state = self.state.borrow();
+        ShardStats {
+            counters: state.counters,
+            gauges: state.gauges(),
+            backing: self.shared.arena().backing(),
+            fenced: self.fenced.get(),
+        }
+    }
+
+    /// Walks all state and panics when an invariant is broken; for tests.
+    pub fn check(&self) {
+        self.drain_returns();
+        let state = self.state.borrow();
+        state.index.check();
+        state.pool.check();
+        state.policy.check();
+        let (mut resident, mut payload, mut known) = (0, 0, 0);
+        state.pool.for_each_block(|slot, block| {
+            let record = state.index.record(block);
+            assert_eq!(record.slot(), Some(slot), "{block:?}");
+            if !record.is(ERASED) {
+                resident += 1;
+                payload += u64::from(record.len);
+                known += usize::from(!record.is(crate::index::DEMOTING));
+            } else {
+                assert!(
+                    record.pins > 0,
+                    "{block:?} was erased and is held by nothing"
+                );
+            }
+        });
+        assert_eq!(resident, state.dram_blocks);
+        assert_eq!(payload, state.payload_bytes);
+        assert_eq!(known, state.policy.len());
+        assert!(state.dram_blocks + state.writers.len() <= state.blocks_cap);
+    }
+}
+
+impl State {
+    fn gauges(&self) -> ShardGauges {
+        ShardGauges {
+            dram_blocks: self.dram_blocks as u64,
+            payload_bytes: self.payload_bytes,
+            index_blocks: self.index.len() as u64,
+            writers: self.writers.len() as u64,
+            pinned_bytes: self.pinned_bytes,
+            leases: self.leases.len() as u64,
+            pool: self.pool.stats(),
+            pool_bytes: self.pool.bookkeeping_bytes(),
+            index: self.index.bytes(),
+            policy: self.policy.bytes(),
+        }
+    }
+
+    /// The heat that a use at this moment leaves on a block.
+    #[inline]
+    const fn heat_now(&self) -> u8 {
+        (self.ticks >> self.heat_shift) as u8
+    }
+
+    fn wake_waiting(&mut self) {
+        std::mem::take(&mut self.waiting)
+            .into_iter()
+            .for_each(Waker::wake);
+    }
+
+    /// Gives one pin back; frees what waited for the last one.
+    fn unpin(&mut self, block: BlockIx) {
+        let record = self.index.record_mut(block);
+        assert!(record.pins > 0, "{block:?} has no pin to give back");
+        record.pins -= 1;
+        if record.pins > 0 {
+            return;
+        }
+        let (slot, erased) = (record.slot(), record.is(ERASED));
+        if let Some(slot) = slot {
+            self.pinned_bytes -= self.pool.slot_len(slot);
+            if erased {
+                self.index.record_mut(block).set_slot(None);
+                self.pool.give(slot);
+            }
+        }
+        if erased {
+            self.index.vacate(block);
+        }
+        if !self.waiting.is_empty() {
+            self.wake_waiting();
+        }
+    }
+
+    /// A writer came back without a block.
+    fn abandon(&mut self, slot: SlotIx) {
+        if self.writers.remove(&slot).is_some() {
+            self.counters.puts_abandoned += 1;
+        }
+        self.pool.give(slot);
+        self.wake_waiting();
+    }
+
+    /// Drops the DRAM copy of a block that is in the index. With pins out, the slot follows
+    /// when the last of them is gone.
+    fn drop_slot(&mut self, block: BlockIx) {
+        let record = self.index.record_mut(block);
+        let Some(slot) = record.slot() else { return };
+        let (len, pins) = (record.len, record.pins);
+        self.dram_blocks -= 1;
+        self.payload_bytes -= u64::from(len);
+        if pins == 0 {
+            self.index.record_mut(block).set_slot(None);
+            self.pool.give(slot);
+        }
+    }
+
+    /// Takes a block out of the index altogether, with what every tier holds of it.
+    fn erase(&mut self, block: BlockIx, below: Option<&dyn TierBelow>) {
+        let (location, epoch) = {
+            let record = self.index.record(block);
+            (record.below(), record.namespace())
+        };
+        if let (Some(location), Some(below)) = (location, below) {
+            below.forget(location);
+        }
+        self.drop_slot(block);
+        self.index.erase(block);
+        self.epochs.count_down(epoch);
+        let record = self.index.record_mut(block);
+        record.set_below(None);
+        // A record in use by a promotion or demotion is vacated by that task, at its end.
+        let busy = record.is(crate::index::PROMOTING) || record.is(crate::index::DEMOTING);
+        if record.pins == 0 && !busy {
+            self.index.vacate(block);
+        }
+    }
+
+    fn emit(&mut self, shard: usize, kind: EventKind, block: BlockIx) {
+        if self.sinks.is_empty() {
+            return;
+        }
+        self.event_sequence += 1;
+        let record = self.index.record(block);
+        let event = Event {
+            shard,
+            sequence: self.event_sequence,
+            kind,
+            key: Box::from(self.index.key_of(record)),
+            hash: record.hash(),
+        };
+        for sink in &self.sinks {
+            if !sink.send(event.clone()) {
+                self.counters.events_lost += 1;
+            }
+        }
+    }
+}

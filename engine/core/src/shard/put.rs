@@ -1,0 +1,243 @@
+//! Puts: reserve a slot, let the caller fill it on its own thread, publish it.
+//!
+//! The two steps keep copies off the shard's thread: a block of 80 MiB would stop every
+//! other request for tens of milliseconds.
+
+use std::rc::Rc;
+
+use terrace_runtime::Runtime;
+use terrace_slab::SlotWriter;
+use terrace_types::{BlockKey, Checksum, Hint, PutOutcome, RejectReason, RequestContext};
+
+use super::{Shard, State};
+use crate::events::EventKind;
+use crate::policy::Admission;
+use crate::shard::GetOptions;
+
+/// What must hold before a put is acknowledged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The block is readable; a crash may lose it.
+    #[default]
+    Volatile,
+    /// The block survives kill -9 and power loss.
+    Durable,
+}
+
+/// What a caller tells with a put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PutOptions {
+    /// What must hold before the acknowledgement.
+    pub durability: Durability,
+    /// What is known about the block.
+    pub hint: Hint,
+    /// What is known about the request.
+    pub context: RequestContext,
+    /// The checksum the value came with; it is compared before the block is published.
+    pub checksum: Option<Checksum>,
+}
+
+/// A put's first step.
+#[derive(Debug)]
+pub enum Reservation {
+    /// Fill this slot, then [`Shard::commit`] it.
+    Granted(SlotWriter),
+    /// The put is over, with this outcome.
+    Done(PutOutcome),
+}
+
+impl Shard {
+    /// Takes a slot for a block of `len` bytes. Evicts, or waits a bounded time for room.
+    pub async fn reserve(
+        self: &Rc<Self>,
+        key: &BlockKey,
+        len: u64,
+        options: &PutOptions,
+    ) -> Reservation {
+        if let Some(outcome) = self.refuse_put(key, len, options) {
+            return self.done(outcome);
+        }
+        let deadline = self.runtime.now() + self.config.busy_wait;
+        match self.room_for(len, deadline).await {
+            Some(writer) => Reservation::Granted(writer),
+            None => self.done(
+                self.rejecting()
+                    .map_or(PutOutcome::Busy, PutOutcome::Rejected),
+            ),
+        }
+    }
+
+    /// As [`Shard::reserve`], when that needs no waiting; `None` when it does.
+    pub fn try_reserve(
+        &self,
+        key: &BlockKey,
+        len: u64,
+        options: &PutOptions,
+    ) -> Option<Reservation> {
+        if let Some(outcome) = self.refuse_put(key, len, options) {
+            return Some(self.done(outcome));
+        }
+        self.try_room(len).map(Reservation::Granted)
+    }
+
+    fn done(&self, outcome: PutOutcome) -> Reservation {
+        if let Ok(mut state) = self.state.try_borrow_mut() {
+            state.count_put(outcome);
+        }
+        Reservation::Done(outcome)
+    }
+
+    fn refuse_put(&self, key: &BlockKey, len: u64, options: &PutOptions) -> Option<PutOutcome> {
+        if let Some(reason) = self.rejecting() {
+            return Some(PutOutcome::Rejected(reason));
+        }
+        if key.namespace().engine() != self.engine {
+            return Some(PutOutcome::Rejected(RejectReason::ForeignNamespace));
+        }
+        if len == 0 {
+            return Some(PutOutcome::Rejected(RejectReason::BlockEmpty));
+        }
+        if options.durability == Durability::Durable {
+            return Some(PutOutcome::Rejected(RejectReason::NotDurable));
+        }
+        let mut state = self.state.borrow_mut();
+        let limit = state.pool.block_len_max();
+        if len > limit {
+            return Some(PutOutcome::Rejected(RejectReason::BlockTooLarge {
+                len,
+                limit,
+            }));
+        }
+        let state = &mut *state;
+        let known = state
+            .epochs
+            .of(key.namespace())
+            .and_then(|ns| state.index.find(key, ns));
+        if known.is_some() {
+            return Some(PutOutcome::AlreadyExists { durable: false });
+        }
+        let told = GetOptions {
+            hint: options.hint,
+            context: options.context,
+        };
+        let access = self.access(key.hash(), len as u32, &told);
+        (state.policy.admit(&access) == Admission::Decline)
+            .then_some(PutOutcome::Rejected(RejectReason::NotAdmitted))
+    }
+
+    /// Publishes a filled slot under `key`. `checksum` is that of the bytes in it.
+    pub fn commit(
+        &self,
+        key: &BlockKey,
+        writer: SlotWriter,
+        checksum: Checksum,
+        options: &PutOptions,
+    ) -> PutOutcome {
+        assert!(
+            writer.is_in(&self.shared),
+            "the slot belongs to another shard"
+        );
+        let outcome = self.publish(key, writer, checksum, options);
+        if let Ok(mut state) = self.state.try_borrow_mut() {
+            state.count_put(outcome);
+        }
+        outcome
+    }
+
+    fn publish(
+        &self,
+        key: &BlockKey,
+        writer: SlotWriter,
+        checksum: Checksum,
+        options: &PutOptions,
+    ) -> PutOutcome {
+        if let Some(reason) = self.rejecting() {
+            return PutOutcome::Rejected(reason);
+        }
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let len = writer.bytes().len() as u32;
+        let slot = writer.finish();
+        let outcome = if options.checksum.is_some_and(|given| given != checksum) {
+            PutOutcome::Rejected(RejectReason::ChecksumMismatch)
+        } else {
+            state.add(key, len)
+        };
+        if !matches!(outcome, PutOutcome::Stored { .. }) {
+            state.writers.remove(&slot);
+            state.pool.give(slot);
+            state.wake_waiting();
+            return outcome;
+        }
+        let epoch = state.epochs.of(key.namespace());
+        let Some(block) = epoch.and_then(|ns| state.index.find(key, ns)) else {
+            return PutOutcome::Busy;
+        };
+        state.index.record_mut(block).set_checksum(checksum);
+        state.settle(slot, block);
+        let told = GetOptions {
+            hint: options.hint,
+            context: options.context,
+        };
+        state
+            .policy
+            .on_insert(block, &self.access(key.hash(), len, &told));
+        state.emit(self.number, EventKind::Stored, block);
+        outcome
+    }
+
+    /// Stores `value` under `key`, copied and hashed on the shard's thread.
+    pub async fn put(
+        self: &Rc<Self>,
+        key: &BlockKey,
+        value: &[u8],
+        options: &PutOptions,
+    ) -> PutOutcome {
+        match self.reserve(key, value.len() as u64, options).await {
+            Reservation::Done(outcome) => outcome,
+            Reservation::Granted(mut writer) => {
+                writer.bytes_mut().copy_from_slice(value);
+                self.commit(key, writer, Checksum::of(key, value), options)
+            }
+        }
+    }
+
+    /// Tells the policy of a whole request before its accesses come one by one.
+    pub fn announce(&self, accesses: &[terrace_types::Access]) {
+        if self.unavailable().is_none() {
+            self.state.borrow_mut().policy.on_request(accesses);
+        }
+    }
+
+    pub(super) fn clock(&self) -> &dyn Runtime {
+        &*self.runtime
+    }
+}
+
+impl State {
+    /// Adds a record under `key`, unless one came first while the slot was being filled.
+    fn add(&mut self, key: &BlockKey, len: u32) -> PutOutcome {
+        let Some(epoch) = self.epochs.of_or_new(key.namespace()) else {
+            return PutOutcome::Busy;
+        };
+        if self.index.find(key, epoch).is_some() {
+            return PutOutcome::AlreadyExists { durable: false };
+        }
+        if !self.index.has_room() {
+            return PutOutcome::Busy;
+        }
+        self.index.insert(key, epoch, len);
+        self.epochs.count_up(epoch);
+        PutOutcome::Stored { durable: false }
+    }
+
+    fn count_put(&mut self, outcome: PutOutcome) {
+        let counter = match outcome {
+            PutOutcome::Stored { .. } => &mut self.counters.puts_stored,
+            PutOutcome::AlreadyExists { .. } => &mut self.counters.puts_exists,
+            PutOutcome::Rejected(_) => &mut self.counters.puts_rejected,
+            PutOutcome::Busy => &mut self.counters.puts_busy,
+        };
+        *counter += 1;
+    }
+}

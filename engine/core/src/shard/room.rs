@@ -1,0 +1,228 @@
+//! Making room: free slots, eviction, slabs that change classes, and the bounded wait.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+use futures_lite::future::or;
+use terrace_slab::{ClassChoice, ClassIx, SlotWriter};
+use terrace_types::{BlockIx, Nanos};
+
+use super::{Shard, State};
+use crate::below::TierBelow;
+use crate::events::EventKind;
+use crate::index::{DEMOTING, PROMOTING, Record};
+
+/// What one attempt at making room came to.
+pub(super) enum Room {
+    /// There is a slot.
+    Slot(SlotWriter),
+    /// This block has to go down before its slot is free.
+    Demote(BlockIx),
+    /// Everything is pinned, being written, or on its way.
+    None,
+}
+
+impl Shard {
+    /// A slot for a block of `len` bytes, waiting until `deadline` at most.
+    pub(super) async fn room_for(self: &Rc<Self>, len: u64, deadline: Nanos) -> Option<SlotWriter> {
+        loop {
+            if self.unavailable().is_some() {
+                return None;
+            }
+            let room = self
+                .state
+                .borrow_mut()
+                .make_room(len, self.number, self.below.as_deref());
+            match room {
+                Room::Slot(writer) => {
+                    self.start_demoter();
+                    return Some(writer);
+                }
+                Room::Demote(block) => self.demote(block).await,
+                Room::None => {
+                    if !self.wait_for_room(deadline).await {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A slot for a block of `len` bytes, if there is one without waiting.
+    pub(super) fn try_room(&self, len: u64) -> Option<SlotWriter> {
+        if self.below.is_some() {
+            return None;
+        }
+        match self.state.borrow_mut().make_room(len, self.number, None) {
+            Room::Slot(writer) => Some(writer),
+            Room::Demote(_) | Room::None => None,
+        }
+    }
+
+    /// Waits until something was freed; false when `deadline` passed first.
+    pub(super) async fn wait_for_room(&self, deadline: Nanos) -> bool {
+        self.shared.want_return();
+        if self.drain_returns() {
+            return true;
+        }
+        let mut registered = false;
+        let freed = poll_fn(|context| {
+            if registered {
+                return Poll::Ready(true);
+            }
+            registered = true;
+            self.state
+                .borrow_mut()
+                .waiting
+                .push(context.waker().clone());
+            Poll::Pending
+        });
+        let late = async {
+            self.clock().sleep_until(deadline).await;
+            false
+        };
+        or(freed, late).await && self.clock().now() < deadline
+    }
+}
+
+impl State {
+    /// Finds, frees or takes over a slot for `len` bytes, evicting what the policy gives up.
+    pub(super) fn make_room(
+        &mut self,
+        len: u64,
+        shard: usize,
+        below: Option<&dyn TierBelow>,
+    ) -> Room {
+        while self.dram_blocks + self.writers.len() >= self.blocks_cap {
+            match self.victim_of(None) {
+                None => return Room::None,
+                Some(victim) if self.needs_demotion(victim, below) => return Room::Demote(victim),
+                Some(victim) => self.evict(victim, shard, below),
+            }
+        }
+        let class = match self.pool.choose_class(len) {
+            ClassChoice::Fits(class) => class,
+            ClassChoice::Retire(class) => {
+                if !self.retire(class, shard, below) {
+                    return Room::None;
+                }
+                match self.pool.choose_class(len) {
+                    ClassChoice::Fits(class) => class,
+                    ClassChoice::Retire(_) => return Room::None,
+                }
+            }
+        };
+        self.room_in(class, len as u32, shard, below)
+    }
+
+    fn room_in(
+        &mut self,
+        class: ClassIx,
+        len: u32,
+        shard: usize,
+        below: Option<&dyn TierBelow>,
+    ) -> Room {
+        loop {
+            if let Some(slot) = self.pool.take(class) {
+                self.writers.insert(slot, len);
+                return Room::Slot(self.pool.writer(slot, len));
+            }
+            match self.victim_of(Some(class)) {
+                Some(victim) if self.needs_demotion(victim, below) => return Room::Demote(victim),
+                Some(victim) => self.evict(victim, shard, below),
+                None if self.move_slab(class, shard, below) => {}
+                // No slab can move: the coldest blocks of other classes go one by one, until
+                // one of this class is among the coldest or a run of pages is free.
+                None => match self.victim_of(None) {
+                    Some(victim) if self.needs_demotion(victim, below) => {
+                        return Room::Demote(victim);
+                    }
+                    Some(victim) => self.evict(victim, shard, below),
+                    None => return Room::None,
+                },
+            }
+        }
+    }
+
+    /// The policy's next victim that is not pinned; with `class`, among its slots only.
+    fn victim_of(&mut self, class: Option<ClassIx>) -> Option<BlockIx> {
+        let (index, pool) = (&self.index, &self.pool);
+        let mut evictable = |block: BlockIx| {
+            let record = index.record(block);
+            record.pins == 0
+                && class.is_none_or(|class| {
+                    record
+                        .slot()
+                        .is_some_and(|slot| pool.class_of(slot) == class)
+                })
+        };
+        self.policy.victim(&mut evictable)
+    }
+
+    fn needs_demotion(&self, block: BlockIx, below: Option<&dyn TierBelow>) -> bool {
+        below.is_some() && self.index.record(block).below().is_none()
+    }
+
+    /// Drops a block's DRAM copy, and the block with it when no other tier holds one. The
+    /// policy has forgotten it already.
+    pub(super) fn evict(&mut self, block: BlockIx, shard: usize, below: Option<&dyn TierBelow>) {
+        self.give_up(block, shard, below);
+        while let Some(pending) = self.policy.take_pending() {
+            self.give_up(pending, shard, below);
+        }
+    }
+
+    fn give_up(&mut self, block: BlockIx, shard: usize, below: Option<&dyn TierBelow>) {
+        if self.index.record(block).below().is_some() {
+            self.emit(shard, EventKind::Demoted, block);
+            self.drop_slot(block);
+            return;
+        }
+        self.counters.evictions += 1;
+        self.emit(shard, EventKind::Evicted, block);
+        self.erase(block, below);
+    }
+
+    /// Empties the slabs of least value so that `class` gets their pages. False when nothing
+    /// can be emptied.
+    fn move_slab(&mut self, class: ClassIx, shard: usize, below: Option<&dyn TierBelow>) -> bool {
+        let heat = self.heat_now();
+        let index = &self.index;
+        let plan = self
+            .pool
+            .plan_move(class, &mut |block| worth(index.record(block), heat));
+        let Some(blocks) = plan else { return false };
+        self.pool.count_move();
+        self.clear_out(&blocks, shard, below);
+        true
+    }
+
+    fn retire(&mut self, class: ClassIx, shard: usize, below: Option<&dyn TierBelow>) -> bool {
+        let index = &self.index;
+        let plan = self
+            .pool
+            .plan_retire(class, &mut |block| worth(index.record(block), 0));
+        let Some(blocks) = plan else { return false };
+        self.pool.count_move();
+        self.clear_out(&blocks, shard, below);
+        true
+    }
+
+    fn clear_out(&mut self, blocks: &[BlockIx], shard: usize, below: Option<&dyn TierBelow>) {
+        for block in blocks {
+            self.policy.on_remove(*block);
+            self.counters.slab_evictions += 1;
+            self.give_up(*block, shard, below);
+        }
+    }
+}
+
+/// What a block is worth when its slab may have to move: more the more recently it was used.
+/// `None` when it cannot go now.
+fn worth(record: &Record, heat_now: u8) -> Option<u64> {
+    if record.pins > 0 || record.is(DEMOTING) || record.is(PROMOTING) {
+        return None;
+    }
+    Some(256 - u64::from(heat_now.wrapping_sub(record.heat)))
+}

@@ -1,0 +1,168 @@
+//! Counters of a shard, plain on its thread, and their sums as callers see them.
+
+use terrace_slab::{Backing, PoolStats};
+
+use crate::index::IndexBytes;
+use crate::policy::PolicyBytes;
+
+/// Declares the counters once: the struct, its sum, and the names they are published under.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What a shard did since it opened. Counts only grow.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counters { $($(#[$doc])* pub $name: u64,)* }
+
+        impl Counters {
+            /// Adds another shard's counts.
+            pub const fn add(&mut self, other: &Self) { $(self.$name += other.$name;)* }
+
+            /// All counts with the names of their metrics.
+            #[must_use]
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$((concat!("terrace_", stringify!($name), "_total"), self.$name),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Lookups that found their block in DRAM.
+    dram_hits,
+    /// Lookups that found their block in the tier below.
+    below_hits,
+    /// Lookups that found nothing.
+    misses,
+    /// Lookups answered `Unavailable`.
+    unavailable,
+    /// Puts answered `Stored`.
+    puts_stored,
+    /// Puts answered `AlreadyExists`.
+    puts_exists,
+    /// Puts answered `Rejected`.
+    puts_rejected,
+    /// Puts answered `Busy`.
+    puts_busy,
+    /// Puts whose writer was dropped before the block was complete.
+    puts_abandoned,
+    /// Blocks given up by the policy and held nowhere else.
+    evictions,
+    /// Blocks that went because their slab moved to another size class.
+    slab_evictions,
+    /// Blocks removed or replaced by callers.
+    removals,
+    /// Blocks written to the tier below.
+    demotions,
+    /// Bytes written to the tier below.
+    demoted_bytes,
+    /// Blocks that the tier below failed to take.
+    demotions_failed,
+    /// Blocks read from the tier below into DRAM.
+    promotions,
+    /// Bytes read from the tier below.
+    promoted_bytes,
+    /// Reads of the tier below that failed.
+    promotions_failed,
+    /// Blocks whose bytes did not match their checksum; they became misses.
+    checksum_mismatches,
+    /// Lookups that waited for a read that was under way already.
+    reads_joined,
+    /// Blocks the tier below gave up.
+    below_evictions,
+    /// Leases granted.
+    leases_granted,
+    /// Leases that ended without a release.
+    leases_expired,
+    /// Events that a subscriber was too slow for.
+    events_lost,
+}
+
+/// What a shard holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardGauges {
+    /// Blocks in DRAM.
+    pub dram_blocks: u64,
+    /// Their payload bytes.
+    pub payload_bytes: u64,
+    /// Blocks in the index, in any tier.
+    pub index_blocks: u64,
+    /// Slots that are being written.
+    pub writers: u64,
+    /// Bytes of slots that pins and leases hold.
+    pub pinned_bytes: u64,
+    /// Leases that run.
+    pub leases: u64,
+    /// Arena, slabs and slots.
+    pub pool: PoolStats,
+    /// Bookkeeping of slabs, in bytes.
+    pub pool_bytes: u64,
+    /// Memory of the index.
+    pub index: IndexBytes,
+    /// Memory of the policy.
+    pub policy: PolicyBytes,
+}
+
+impl ShardGauges {
+    /// Adds another shard's.
+    pub const fn add(&mut self, other: &Self) {
+        self.dram_blocks += other.dram_blocks;
+        self.payload_bytes += other.payload_bytes;
+        self.index_blocks += other.index_blocks;
+        self.writers += other.writers;
+        self.pinned_bytes += other.pinned_bytes;
+        self.leases += other.leases;
+        self.pool.arena_bytes += other.pool.arena_bytes;
+        self.pool.free_page_bytes += other.pool.free_page_bytes;
+        self.pool.slot_bytes += other.pool.slot_bytes;
+        self.pool.slabs += other.pool.slabs;
+        self.pool.slab_moves += other.pool.slab_moves;
+        self.pool_bytes += other.pool_bytes;
+        self.index.records += other.index.records;
+        self.index.keys += other.index.keys;
+        self.policy.resident += other.policy.resident;
+        self.policy.ghosts += other.policy.ghosts;
+    }
+
+    /// Bytes of everything beside the arena: what `memory` costs on top of `dram_bytes`.
+    #[must_use]
+    pub const fn overhead_bytes(&self) -> u64 {
+        self.pool_bytes
+            + self.index.records
+            + self.index.keys
+            + self.policy.resident
+            + self.policy.ghosts
+    }
+}
+
+/// One shard's report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardStats {
+    /// What it did.
+    pub counters: Counters,
+    /// What it holds.
+    pub gauges: ShardGauges,
+    /// The pages its arena lies on.
+    pub backing: Backing,
+    /// Whether it stopped after a panic.
+    pub fenced: bool,
+}
+
+/// All shards' reports. A shard that does not answer any more is reported by `fenced`.
+#[derive(Clone, Debug, Default)]
+pub struct EngineStats {
+    /// Sums over the shards that answered.
+    pub counters: Counters,
+    /// Sums over the shards that answered.
+    pub gauges: ShardGauges,
+    /// Each shard's own report; `None` where it did not answer.
+    pub shards: Vec<Option<ShardStats>>,
+}
+
+impl EngineStats {
+    pub(crate) fn push(&mut self, shard: Option<ShardStats>) {
+        if let Some(stats) = &shard {
+            self.counters.add(&stats.counters);
+            self.gauges.add(&stats.gauges);
+        }
+        self.shards.push(shard);
+    }
+}

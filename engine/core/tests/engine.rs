@@ -1,0 +1,748 @@
+//! Aim: the engine as users get it, on real glommio threads and real arenas, keeps its words.
+//! Method: each test opens an engine of a few MiB and checks outcomes, bytes and counters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use terrace_engine::policy::{Lru, Policy, PolicyBytes, PolicyConfig};
+use terrace_engine::{
+    Access, BlockKey, Durability, Engine, EngineConfig, EventKind, GetOptions, HugepageMode,
+    KeyHash, Lookup, MemTier, Namespace, PutItem, PutOptions, PutOutcome, RegisteredRegion,
+    RejectReason, Tier, UnavailableReason, block_on,
+};
+
+const GET: GetOptions = GetOptions {
+    hint: terrace_engine::Hint {
+        parent: None,
+        depth: 0,
+        kind: terrace_engine::BlockKind::Unknown,
+    },
+    context: terrace_engine::RequestContext {
+        clock_ms: 0,
+        tenant: 0,
+        priority: 0,
+    },
+};
+const STORED: PutOutcome = PutOutcome::Stored { durable: false };
+
+fn config(mib: u64) -> EngineConfig {
+    EngineConfig {
+        dram_bytes: mib << 20,
+        hugepages: HugepageMode::Off,
+        busy_wait: Duration::from_millis(50),
+        ..EngineConfig::default()
+    }
+}
+
+fn put() -> PutOptions {
+    PutOptions::default()
+}
+
+fn key(ns: Namespace, number: u64) -> BlockKey {
+    ns.key(&number.to_le_bytes()).unwrap()
+}
+
+/// Bytes that tell blocks and positions apart.
+fn value(number: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|at| (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (at % 8 * 8)) as u8 ^ at as u8)
+        .collect()
+}
+
+#[test]
+fn block_of_any_length_comes_back_whole() {
+    let engine = Engine::open(config(256)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        for (number, len) in [
+            1,
+            15,
+            4095,
+            4096,
+            4097,
+            16_384,
+            16_385,
+            65_536,
+            1_124_352,
+            84_000_000,
+            128 << 20,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (key, value) = (key(ns, number as u64), value(number as u64, len));
+            assert_eq!(engine.put(&key, &value, &put()).await, STORED, "{len}");
+            let found = engine.get(&key, &GET).await;
+            let Lookup::Hit {
+                tier: Tier::Dram,
+                value: block,
+            } = found
+            else {
+                panic!("{found:?}")
+            };
+            assert!(block[..] == value[..], "{len}");
+            assert!(matches!(
+                engine.put(&key, b"other", &put()).await,
+                PutOutcome::AlreadyExists { .. }
+            ));
+        }
+        assert!(engine.check().await);
+    });
+}
+
+#[test]
+fn put_that_cannot_be_is_rejected_by_reason() {
+    let engine = Engine::open(config(4)).unwrap();
+    let other = Engine::open(config(4)).unwrap();
+    let (ns, foreign) = (
+        engine.namespace("m").unwrap(),
+        other.namespace("m").unwrap(),
+    );
+    let rejected = PutOutcome::Rejected;
+    block_on(async {
+        let too_large = RejectReason::BlockTooLarge {
+            len: 5 << 20,
+            limit: 4 << 20,
+        };
+        let large = vec![0; 5 << 20];
+        assert_eq!(
+            engine.put(&key(ns, 1), large, &put()).await,
+            rejected(too_large)
+        );
+        assert_eq!(
+            engine.put(&key(ns, 1), [], &put()).await,
+            rejected(RejectReason::BlockEmpty)
+        );
+        let durable = PutOptions {
+            durability: Durability::Durable,
+            ..put()
+        };
+        assert_eq!(
+            engine.put(&key(ns, 1), [1], &durable).await,
+            rejected(RejectReason::NotDurable)
+        );
+        let wrong = PutOptions {
+            checksum: Some(terrace_engine::Checksum(1)),
+            ..put()
+        };
+        let mismatch = rejected(RejectReason::ChecksumMismatch);
+        assert_eq!(engine.put(&key(ns, 1), [1], &wrong).await, mismatch);
+        let foreign = key(foreign, 1);
+        assert_eq!(
+            engine.put(&foreign, [1], &put()).await,
+            rejected(RejectReason::ForeignNamespace)
+        );
+        assert_eq!(
+            engine.get(&foreign, &GET).await.map(|_| ()),
+            Lookup::Unavailable(UnavailableReason::ForeignNamespace)
+        );
+        assert_eq!(engine.stats().await.counters.puts_rejected, 5);
+        assert!(engine.check().await);
+        engine.close(Duration::from_secs(5)).await;
+        assert_eq!(
+            engine.put(&key(ns, 1), [1], &put()).await,
+            rejected(RejectReason::Closing)
+        );
+        let closed = Lookup::Unavailable(UnavailableReason::Closing);
+        assert_eq!(engine.get(&key(ns, 1), &GET).await.map(|_| ()), closed);
+    });
+}
+
+#[test]
+fn pinned_blocks_stay_and_bound_what_can_be_pinned() {
+    let engine = Engine::open(config(4)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        let mut pins = Vec::new();
+        for number in 0..4 {
+            assert_eq!(
+                engine
+                    .put(&key(ns, number), value(number, 1 << 20), &put())
+                    .await,
+                STORED
+            );
+            let found = engine.get(&key(ns, number), &GET).await;
+            match found {
+                Lookup::Hit { value, .. } => pins.push((number, value)),
+                other => assert_eq!(
+                    other.map(|_| ()),
+                    Lookup::Unavailable(UnavailableReason::PinLimit)
+                ),
+            }
+        }
+        assert_eq!(pins.len(), 2, "half of DRAM may be pinned");
+        for number in 10..40 {
+            assert_eq!(
+                engine
+                    .put(&key(ns, number), value(number, 1 << 20), &put())
+                    .await,
+                STORED
+            );
+        }
+        // Removal does not take the bytes away from who holds them.
+        assert!(engine.remove(&key(ns, 0)).await.is_hit());
+        assert_eq!(
+            engine.get(&key(ns, 0), &GET).await.map(|_| ()),
+            Lookup::Miss
+        );
+        for (number, block) in &pins {
+            assert!(block[..] == value(*number, 1 << 20)[..]);
+        }
+        let stats = engine.stats().await;
+        assert_eq!(stats.gauges.pinned_bytes, 2 << 20);
+        drop(pins);
+        assert_eq!(engine.stats().await.gauges.pinned_bytes, 0);
+        assert!(engine.check().await);
+    });
+}
+
+#[test]
+fn full_of_writers_is_busy_until_one_comes_back() {
+    let engine = Engine::open(config(2)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        let terrace_engine::Reservation::Granted(writer) =
+            engine.reserve(&key(ns, 1), 2 << 20, &put()).await
+        else {
+            panic!("an empty engine has room")
+        };
+        assert_eq!(
+            engine.put(&key(ns, 2), value(2, 1 << 20), &put()).await,
+            PutOutcome::Busy
+        );
+        let (third, options) = (key(ns, 3), put());
+        let waiting = engine.put(&third, [3; 9], &options);
+        let dropper = async { drop(writer) };
+        let (outcome, ()) = futures_lite::future::zip(waiting, dropper).await;
+        assert_eq!(
+            outcome, STORED,
+            "a put that waits is woken by a slot that comes back"
+        );
+        let counters = engine.stats().await.counters;
+        assert_eq!((counters.puts_busy, counters.puts_abandoned), (1, 1));
+        assert!(engine.check().await);
+    });
+}
+
+#[test]
+fn mixed_sizes_move_slabs_between_classes() {
+    let engine = Engine::open(config(64)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        let mut number = 0;
+        for round in 0..6 {
+            let len = [1, 65_536, 3_000_000, 700_000, 40 << 20, 4096][round];
+            for _ in 0..((80 << 20) / len.max(16_384)).max(2) {
+                number += 1;
+                let outcome = engine
+                    .put(&key(ns, number), value(number, len), &put())
+                    .await;
+                assert_eq!(outcome, STORED, "{len}");
+            }
+            let block = engine
+                .get(&key(ns, number), &GET)
+                .await
+                .hit()
+                .expect("the newest block");
+            assert!(block[..] == value(number, len)[..]);
+            drop(block);
+            assert!(engine.check().await, "after {len}");
+        }
+        let stats = engine.stats().await;
+        assert!(stats.gauges.pool.slab_moves > 0);
+        assert!(stats.counters.slab_evictions > 0);
+        let gone = stats.counters.evictions;
+        assert_eq!(stats.counters.puts_stored, stats.gauges.dram_blocks + gone);
+    });
+}
+
+#[test]
+fn namespaces_are_apart_and_go_at_once() {
+    let engine = Engine::open(EngineConfig {
+        dram_blocks: Some(1000),
+        ..config(16)
+    })
+    .unwrap();
+    let (a, b) = (
+        engine.namespace("a").unwrap(),
+        engine.namespace("b").unwrap(),
+    );
+    block_on(async {
+        for number in 0..300 {
+            assert_eq!(engine.put(&key(a, number), [1], &put()).await, STORED);
+            assert_eq!(engine.put(&key(b, number), [2], &put()).await, STORED);
+        }
+        let pinned = engine.get(&key(a, 7), &GET).await.hit().unwrap();
+        assert_eq!(engine.remove_namespace(a).await, Ok(300));
+        for number in 0..300 {
+            assert!(!engine.exists(&key(a, number)).await.is_hit());
+            assert_eq!(
+                engine.get(&key(b, number), &GET).await.hit().unwrap()[..],
+                [2]
+            );
+        }
+        assert_eq!(pinned[..], [1]);
+        assert_eq!(engine.put(&key(a, 7), [9], &put()).await, STORED);
+        assert_eq!(engine.get(&key(a, 7), &GET).await.hit().unwrap()[..], [9]);
+        drop(pinned);
+        while engine.stats().await.gauges.index_blocks > 301 {}
+        assert!(engine.check().await);
+        assert_eq!(engine.remove_namespace(a).await, Ok(1));
+        assert_eq!(engine.remove_namespace(a).await, Ok(0));
+    });
+}
+
+#[test]
+fn batches_answer_each_key_over_all_shards() {
+    let engine = Engine::open(EngineConfig {
+        shards: 2,
+        ..config(32)
+    })
+    .unwrap();
+    let ns = engine.namespace("m").unwrap();
+    let keys: Vec<BlockKey> = (0..100).map(|number| key(ns, number)).collect();
+    let values: Vec<Vec<u8>> = (0..100).map(|number| value(number, 20_000)).collect();
+    block_on(async {
+        let items: Vec<PutItem> = (0..60)
+            .map(|i| PutItem {
+                key: &keys[i],
+                value: &values[i],
+                options: put(),
+            })
+            .collect();
+        assert!(
+            engine
+                .put_batch(&items)
+                .await
+                .iter()
+                .all(|outcome| *outcome == STORED)
+        );
+        assert_eq!(engine.match_prefix(&keys).await, 60);
+        assert_eq!(engine.match_prefix(&keys[60..]).await, 0);
+        assert_eq!(engine.match_prefix(&keys[..0]).await, 0);
+        let found = engine.get_batch(&keys, &[]).await;
+        for (i, outcome) in found.into_iter().enumerate() {
+            match outcome.hit() {
+                Some(block) => assert!(i < 60 && block[..] == values[i][..]),
+                None => assert!(i >= 60),
+            }
+        }
+        assert_eq!(
+            engine.remove_batch(&keys[..1]).await[0]
+                .map(|()| ())
+                .is_hit(),
+            true
+        );
+        assert_eq!(engine.match_prefix(&keys).await, 0);
+        engine.prefetch(&keys, Duration::from_millis(10)).await;
+        assert!(engine.touch(&keys[5], &GET).await.is_hit());
+        assert_eq!(engine.upsert(&keys[5], b"new", &put()).await, STORED);
+        assert_eq!(engine.pin(&keys[5]).await.hit().unwrap()[..], *b"new");
+        assert!(engine.check().await);
+    });
+}
+
+#[test]
+fn caller_memory_is_scattered_into_and_gathered_from() {
+    let engine = Engine::open(config(8)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    let memory = engine.register(RegisteredRegion::allocate(1 << 20).unwrap());
+    let part = |range| memory.slice(range).unwrap();
+    let bytes = value(5, 100_000);
+    block_on(async {
+        part(0..60_000).copy_from(&bytes[..60_000]);
+        part(500_000..540_000).copy_from(&bytes[60_000..]);
+        let sources = [part(0..60_000), part(500_000..540_000)];
+        assert_eq!(engine.put_from(&key(ns, 1), &sources, &put()).await, STORED);
+        let targets = [part(900_000..900_001), part(700_000..799_999)];
+        assert_eq!(
+            engine.get_into(&key(ns, 1), &targets, &GET).await.hit(),
+            Some(100_000)
+        );
+        let mut back = vec![0; 99_999];
+        targets[1].copy_to(&mut back);
+        assert!(back[..] == bytes[1..]);
+    });
+}
+
+#[test]
+fn lease_keeps_its_slot_until_it_ends() {
+    let engine = Engine::open(EngineConfig {
+        pinned_ratio_max: 1.0,
+        ..config(2)
+    })
+    .unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        engine.put(&key(ns, 1), value(1, 1 << 20), &put()).await;
+        let lease = engine
+            .lease(&key(ns, 1), Duration::from_secs(60), &GET)
+            .await
+            .hit()
+            .unwrap();
+        assert_eq!(lease.descriptor.len, 1 << 20);
+        for number in 2..9 {
+            assert_eq!(
+                engine
+                    .put(&key(ns, number), value(number, 1 << 20), &put())
+                    .await,
+                STORED
+            );
+        }
+        assert!(
+            engine.exists(&key(ns, 1)).await.is_hit(),
+            "a leased block is not evicted"
+        );
+        assert!(engine.release(&lease).await);
+        assert!(!engine.release(&lease).await);
+        let short = engine
+            .lease(&key(ns, 8), Duration::from_millis(5), &GET)
+            .await
+            .hit()
+            .unwrap();
+        while engine.stats().await.counters.leases_expired == 0 {}
+        assert!(!engine.release(&short).await);
+        assert_eq!(engine.stats().await.gauges.pinned_bytes, 0);
+        assert!(
+            engine
+                .lease(&key(ns, 77), Duration::from_secs(1), &GET)
+                .await
+                .hit()
+                .is_none()
+        );
+    });
+}
+
+#[test]
+fn tier_below_takes_what_leaves_dram_and_gives_it_back() {
+    let config = EngineConfig {
+        dram_blocks: Some(16),
+        ..config(4)
+    };
+    let engine = Engine::builder(config)
+        .below(|_| Box::new(MemTier::new(64 * 4096)))
+        .open()
+        .unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        for number in 0..60 {
+            assert_eq!(
+                engine
+                    .put(&key(ns, number), value(number, 4096), &put())
+                    .await,
+                STORED
+            );
+        }
+        let keys: Vec<BlockKey> = (0..60).map(|number| key(ns, number)).collect();
+        assert_eq!(engine.match_prefix(&keys).await, 60);
+        for number in 0..60 {
+            let found = engine.get(&key(ns, number), &GET).await;
+            let Lookup::Hit { tier, value: block } = found else {
+                panic!("{number}: {found:?} {:#?}", engine.stats().await)
+            };
+            assert!(block[..] == value(number, 4096)[..]);
+            assert!(number > 40 || tier == Tier::Nvme);
+        }
+        // The tier below is smaller than what is put next: the oldest go altogether.
+        for number in 100..200 {
+            assert_eq!(
+                engine
+                    .put(&key(ns, number), value(number, 4096), &put())
+                    .await,
+                STORED
+            );
+        }
+        assert!(engine.check().await);
+        let counters = engine.stats().await.counters;
+        assert!(counters.below_evictions > 0 && counters.demotions > 100);
+        assert_eq!(counters.promotions, counters.below_hits);
+        let found = engine.get_batch(&[key(ns, 0), key(ns, 199)], &[]).await;
+        assert!(!found[0].is_hit() && found[1].is_hit());
+        engine.remove_namespace(ns).await.unwrap();
+        while engine.stats().await.gauges.index_blocks > 0 {}
+        assert!(engine.check().await);
+    });
+}
+
+#[test]
+fn cold_block_is_read_once_for_many_readers() {
+    let config = EngineConfig {
+        dram_blocks: Some(4),
+        ..config(4)
+    };
+    let engine = Engine::builder(config)
+        .below(|_| Box::new(MemTier::new(1 << 20)))
+        .open()
+        .unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        for number in 0..20 {
+            engine
+                .put(&key(ns, number), value(number, 4096), &put())
+                .await;
+        }
+        let cold = [key(ns, 0)];
+        let reads = (0..8).map(|_| engine.get_batch(&cold, &[]));
+        for found in futures_util::future::join_all(reads).await {
+            assert!(found[0].is_hit());
+        }
+        assert_eq!(engine.stats().await.counters.promotions, 1);
+    });
+}
+
+#[test]
+fn events_tell_what_happened_in_order_and_what_was_lost() {
+    let engine = Engine::open(EngineConfig {
+        dram_blocks: Some(2),
+        ..config(2)
+    })
+    .unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        let events = engine.events(4).await.unwrap();
+        for number in 0..3 {
+            engine.put(&key(ns, number), [1], &put()).await;
+        }
+        engine.remove(&key(ns, 2)).await;
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let event = events.next().await;
+            assert_eq!(event.sequence, seen.len() as u64 + 1);
+            seen.push((event.kind, event.key[0]));
+        }
+        use EventKind::{Evicted, Removed, Stored};
+        // The third put stored nothing before the first block was given up.
+        assert_eq!(seen, [(Stored, 0), (Stored, 1), (Evicted, 0), (Stored, 2)]);
+        assert_eq!(events.lost(), 1);
+        engine.remove(&key(ns, 1)).await;
+        let event = events.next().await;
+        assert_eq!((event.kind, event.sequence), (Removed, 6));
+        assert_eq!(engine.stats().await.counters.events_lost, 1);
+    });
+}
+
+/// A policy that panics when it sees a certain block.
+struct Fragile {
+    inner: Lru,
+    at: KeyHash,
+}
+
+impl Policy for Fragile {
+    fn name(&self) -> &'static str {
+        "fragile"
+    }
+
+    fn set_capacity(&mut self, blocks: usize) {
+        self.inner.set_capacity(blocks);
+    }
+
+    fn on_hit(&mut self, block: terrace_engine::policy::BlockIx, access: &Access) {
+        assert_ne!(access.id, self.at, "on purpose");
+        self.inner.on_hit(block, access);
+    }
+
+    fn on_insert(&mut self, block: terrace_engine::policy::BlockIx, access: &Access) {
+        self.inner.on_insert(block, access);
+    }
+
+    fn on_remove(&mut self, block: terrace_engine::policy::BlockIx) {
+        self.inner.on_remove(block);
+    }
+
+    fn victim(
+        &mut self,
+        evictable: &mut dyn FnMut(terrace_engine::policy::BlockIx) -> bool,
+    ) -> Option<terrace_engine::policy::BlockIx> {
+        self.inner.victim(evictable)
+    }
+
+    fn len(&self) -> usize {
+        self.inner.len()
+    }
+
+    fn bytes(&self) -> PolicyBytes {
+        self.inner.bytes()
+    }
+}
+
+#[test]
+fn shard_that_panics_is_fenced_and_the_rest_lives() {
+    let probe = Engine::open(config(2)).unwrap();
+    let fatal = key(probe.namespace("m").unwrap(), 13).hash();
+    let config = EngineConfig {
+        shards: 2,
+        ..config(16)
+    };
+    let engine = Engine::builder(config)
+        .policy(move |config: PolicyConfig| {
+            let inner = Lru::new(config)?;
+            Ok(Box::new(Fragile { inner, at: fatal }) as Box<dyn Policy>)
+        })
+        .open()
+        .unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        let mut pins = Vec::new();
+        for number in 0..40 {
+            engine
+                .put(&key(ns, number), value(number, 4096), &put())
+                .await;
+            if number != 13 {
+                pins.push((
+                    number,
+                    engine.get(&key(ns, number), &GET).await.hit().unwrap(),
+                ));
+            }
+        }
+        let fenced = engine.shard_of(&key(ns, 13));
+        let gone = Lookup::Unavailable(UnavailableReason::ShardFenced);
+        assert_eq!(engine.get(&key(ns, 13), &GET).await.map(|_| ()), gone);
+        for number in 0..40 {
+            let (key, on_fenced) = (key(ns, number), engine.shard_of(&key(ns, number)) == fenced);
+            assert_eq!(
+                engine.get(&key, &GET).await.map(|_| ()) == gone,
+                on_fenced,
+                "{number}"
+            );
+        }
+        let refused = PutOutcome::Rejected(RejectReason::ShardFenced);
+        assert_eq!(engine.put(&key(ns, 13), [1], &put()).await, refused);
+        for (number, block) in &pins {
+            assert!(block[..] == value(*number, 4096)[..], "pins stay valid");
+        }
+        let stats = engine.stats().await;
+        assert!(stats.shards[fenced].unwrap().fenced);
+        assert!(!stats.shards[1 - fenced].unwrap().fenced);
+        engine.close(Duration::from_secs(5)).await;
+        assert!(
+            pins.iter()
+                .all(|(number, block)| block[..] == value(*number, 4096)[..])
+        );
+    });
+}
+
+#[test]
+fn unpaced_puts_from_many_threads_lose_nothing_in_silence() {
+    let engine = Engine::open(config(32)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    let threads: Vec<_> = (0..8_u64)
+        .map(|thread| {
+            let engine = engine.clone();
+            std::thread::spawn(move || {
+                let (mut stored, mut refused) = (0, 0);
+                for i in 0..400 {
+                    let number = thread * 1000 + i;
+                    let outcome =
+                        block_on(engine.put(&key(ns, number), value(number, 65_536), &put()));
+                    match outcome {
+                        PutOutcome::Stored { .. } => stored += 1,
+                        PutOutcome::Busy => refused += 1,
+                        other => panic!("{other:?}"),
+                    }
+                }
+                (stored, refused)
+            })
+        })
+        .collect();
+    let (mut stored, mut busy) = (0_u64, 0_u64);
+    for thread in threads {
+        let (s, b) = thread.join().unwrap();
+        stored += s;
+        busy += b;
+    }
+    assert_eq!(stored + busy, 3200);
+    block_on(async {
+        let stats = engine.stats().await;
+        assert_eq!(stats.counters.puts_stored, stored);
+        assert_eq!(stats.counters.puts_busy, busy);
+        let mut found = 0;
+        for number in (0..8).flat_map(|thread| (0..400).map(move |i| thread * 1000 + i)) {
+            if let Some(block) = engine.get(&key(ns, number), &GET).await.hit() {
+                assert!(block[..] == value(number, 65_536)[..]);
+                found += 1;
+            }
+        }
+        assert_eq!(
+            found + stats.counters.evictions,
+            stored,
+            "readable, or evicted and counted"
+        );
+        assert!(engine.check().await);
+    });
+}
+
+#[test]
+fn opened_and_closed_again_and_again_leaves_nothing() {
+    let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let maps = || {
+        let text = std::fs::read_to_string("/proc/self/maps").unwrap();
+        text.lines()
+            .filter(|line| line.contains("terrace-arena"))
+            .count()
+    };
+    let round = |i: u64| {
+        let engine = Engine::open(EngineConfig {
+            shards: 2,
+            ..config(4)
+        })
+        .unwrap();
+        let ns = engine.namespace("m").unwrap();
+        block_on(async {
+            engine.put(&key(ns, i), value(i, 70_000), &put()).await;
+            let report = engine.close(Duration::from_secs(20)).await;
+            assert_eq!((report.blocks_lost, report.shards_unclean), (1, 0));
+        });
+    };
+    (0..3).for_each(round);
+    let before = fds();
+    (0..100).for_each(round);
+    // Tests of this binary run side by side; nextest gives each a process of its own.
+    if std::env::var_os("NEXTEST").is_some() {
+        assert_eq!(maps(), 0);
+        assert!(fds() <= before, "{} descriptors became {}", before, fds());
+    }
+}
+
+#[test]
+fn dropped_calls_leave_no_pin_and_no_slot_behind() {
+    let engine = Engine::open(config(8)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        engine.put(&key(ns, 1), value(1, 100_000), &put()).await;
+        for _ in 0..200 {
+            // Polled once, so that the message is on its way, then dropped.
+            drop(futures_lite::future::poll_once(engine.get(&key(ns, 1), &GET)).await);
+            let (other, options) = (key(ns, 2), put());
+            let reserve = engine.reserve(&other, 1 << 20, &options);
+            drop(futures_lite::future::poll_once(reserve).await);
+        }
+        engine.sync().await;
+        let gauges = engine.stats().await.gauges;
+        assert_eq!((gauges.pinned_bytes, gauges.writers), (0, 0));
+        assert!(engine.check().await);
+    });
+}
+
+#[test]
+fn code_on_the_shards_thread_needs_no_hop() {
+    let engine = Engine::open(config(8)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    let hits = block_on(engine.run_on(0, move |shard| async move {
+        shard.put(&key(ns, 1), b"abc", &put()).await;
+        let terrace_engine::TryGet::Hit(pin) = shard.try_get(&key(ns, 1), &GET) else {
+            panic!()
+        };
+        assert_eq!(&pin[..], b"abc");
+        shard.stats().counters.dram_hits
+    }));
+    assert_eq!(hits, Ok(1));
+    let panicked = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&panicked);
+    let outcome = block_on(engine.run_on(0, move |_| async move {
+        flag.store(true, Ordering::SeqCst);
+        panic!("on purpose")
+    }));
+    assert_eq!(outcome, Err::<(), _>(UnavailableReason::ShardFenced));
+    assert!(panicked.load(Ordering::SeqCst));
+}

@@ -1,0 +1,239 @@
+//! Hit counts of every policy over public traces, against those of independent simulators.
+//!
+//! Method: a plain simulation in which every access is a read, every miss inserts, all blocks
+//! count one and nothing is pinned. The hits must equal `golden.json` as integers: one block
+//! evicted out of order shows. The traces lie outside this repository, in the folder that
+//! `TERRACE_TRACES` names or in `shared/traces` beside a folder above this crate; without them
+//! the tests say so and pass.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use terrace_engine::policy::{self, POLICY_NAMES, Policy, PolicyConfig};
+use terrace_types::{Access, BlockIx, KeyHash};
+
+/// Where the traces are, if they are.
+fn traces_folder() -> Option<PathBuf> {
+    let (folder, looked_in) = match std::env::var_os("TERRACE_TRACES") {
+        Some(folder) => (Some(PathBuf::from(&folder)), PathBuf::from(folder)),
+        None => {
+            let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+            let mut folders = crate_folder
+                .ancestors()
+                .map(|above| above.join("shared/traces"));
+            let found = folders.find(|folder| folder.is_dir());
+            (found, crate_folder.join("..*/shared/traces"))
+        }
+    };
+    let folder = folder.filter(|folder| folder.join("golden.json").is_file());
+    if folder.is_none() {
+        eprintln!("skipped: traces not found in {}", looked_in.display());
+    }
+    folder
+}
+
+fn unpacked(path: &Path) -> Vec<u8> {
+    let packed = std::fs::read(path).unwrap();
+    let mut bytes = Vec::new();
+    match path.extension().and_then(|name| name.to_str()) {
+        Some("zst") => {
+            let mut frames = ruzstd::decoding::StreamingDecoder::new(&packed[..]).unwrap();
+            frames.read_to_end(&mut bytes).unwrap();
+        }
+        Some("gz") => {
+            flate2::read::MultiGzDecoder::new(&packed[..])
+                .read_to_end(&mut bytes)
+                .unwrap();
+        }
+        Some("xz") => lzma_rs::xz_decompress(&mut &packed[..], &mut bytes).unwrap(),
+        other => panic!("{}: no reader for {other:?}", path.display()),
+    }
+    bytes
+}
+
+fn lines(bytes: &[u8]) -> impl Iterator<Item = &str> {
+    std::str::from_utf8(bytes)
+        .unwrap()
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+}
+
+/// `hash_ids` of one JSON object a line.
+fn mooncake(bytes: &[u8]) -> Vec<u64> {
+    let ids = |line| {
+        let request: Value = serde_json::from_str(line).unwrap();
+        let ids = request["hash_ids"].as_array().unwrap().iter();
+        ids.map(|id| id.as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    lines(bytes).flat_map(ids).collect()
+}
+
+/// One number a line; lines with `*` carry none.
+fn lirs(bytes: &[u8]) -> Vec<u64> {
+    lines(bytes)
+        .filter(|line| !line.starts_with('*'))
+        .map(|line| line.parse().unwrap())
+        .collect()
+}
+
+/// `start count ignore sequence` a line.
+fn arc(bytes: &[u8]) -> Vec<u64> {
+    let range = |line: &str| {
+        let mut words = line
+            .split_ascii_whitespace()
+            .map(|word| word.parse::<u64>().unwrap());
+        let (start, count) = (words.next().unwrap(), words.next().unwrap());
+        start..start + count
+    };
+    lines(bytes).flat_map(range).collect()
+}
+
+/// Big-endian keys of four bytes.
+fn cache2k(bytes: &[u8]) -> Vec<u64> {
+    let key = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .fold(0, |key, &byte| key << 8 | u64::from(byte))
+    };
+    bytes.chunks_exact(4).map(key).collect()
+}
+
+/// The ids numbered in order of first use, and how many there are.
+fn dense(ids: Vec<u64>) -> (Vec<u32>, usize) {
+    let mut numbers = HashMap::new();
+    let number = |id| {
+        let next = u32::try_from(numbers.len()).unwrap();
+        *numbers.entry(id).or_insert(next)
+    };
+    let accesses = ids.into_iter().map(number).collect();
+    (accesses, numbers.len())
+}
+
+/// Hits of `policy` over `accesses` to `unique` ids with room for `capacity` blocks.
+fn hits(policy: &mut dyn Policy, accesses: &[u32], unique: usize, capacity: usize) -> u64 {
+    let mut resident: Vec<Option<BlockIx>> = vec![None; unique];
+    let mut id_of = vec![0_u32; capacity];
+    let mut free: Vec<BlockIx> = (0..capacity as u32).map(BlockIx).collect();
+    let mut hits = 0;
+    for &id in accesses {
+        let access = Access::plain(KeyHash(id.into()));
+        if let Some(block) = resident[id as usize] {
+            policy.on_hit(block, &access);
+            hits += 1;
+            continue;
+        }
+        while free.is_empty() {
+            let victim = policy
+                .victim(&mut |_| true)
+                .expect("a full policy has a victim");
+            for gone in std::iter::once(victim).chain(std::iter::from_fn(|| policy.take_pending()))
+            {
+                resident[id_of[gone.0 as usize] as usize] = None;
+                free.push(gone);
+            }
+        }
+        let block = free.pop().unwrap();
+        policy.on_insert(block, &access);
+        resident[id as usize] = Some(block);
+        id_of[block.0 as usize] = id;
+    }
+    policy.check();
+    assert_eq!(policy.len(), capacity - free.len());
+    hits
+}
+
+fn integers(value: &Value) -> Vec<u64> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|number| number.as_u64().unwrap())
+        .collect()
+}
+
+/// Runs every policy that `golden.json` has numbers for; there must be `policies_min`.
+fn compare(name: &str, file: &str, parse: fn(&[u8]) -> Vec<u64>, policies_min: usize) {
+    let Some(folder) = traces_folder() else {
+        return;
+    };
+    let golden: Value =
+        serde_json::from_slice(&std::fs::read(folder.join("golden.json")).unwrap()).unwrap();
+    let golden = &golden[name];
+    let (accesses, unique) = dense(parse(&unpacked(&folder.join(file))));
+    assert_eq!(
+        golden["N"].as_u64(),
+        Some(accesses.len() as u64),
+        "accesses of {name}"
+    );
+    assert_eq!(golden["U"].as_u64(), Some(unique as u64), "ids of {name}");
+    let capacities = integers(&golden["caps"]);
+    assert_eq!(capacities.len(), 6);
+
+    let known = POLICY_NAMES
+        .iter()
+        .filter(|&&policy| golden.get(policy).is_some());
+    let mut compared = 0;
+    for policy_name in known {
+        let found: Vec<_> = capacities
+            .iter()
+            .map(|&capacity| {
+                let config = PolicyConfig {
+                    capacity_blocks: capacity as usize,
+                    blocks_max: capacity as u32,
+                };
+                let mut policy = policy::by_name(policy_name, config).unwrap();
+                hits(&mut *policy, &accesses, unique, capacity as usize)
+            })
+            .collect();
+        assert_eq!(
+            found,
+            integers(&golden[*policy_name]),
+            "{policy_name} over {name}"
+        );
+        eprintln!("{name} {policy_name}: {found:?} as expected");
+        compared += 1;
+    }
+    assert!(
+        compared >= policies_min,
+        "{name} has numbers for {compared} policies only"
+    );
+}
+
+#[test]
+fn hits_over_conversation_equal_golden() {
+    compare("conversation", "conversation_trace.jsonl.zst", mooncake, 5);
+}
+
+#[test]
+fn hits_over_arxiv1000_equal_golden() {
+    compare("arxiv1000", "mooncake_trace_1000.jsonl.zst", mooncake, 5);
+}
+
+/// No numbers for CLOCK.
+#[test]
+fn hits_over_weka120_equal_golden() {
+    compare("weka120", "weka_agentic_512.jsonl.zst", mooncake, 4);
+}
+
+#[test]
+fn hits_over_oltp_equal_golden() {
+    compare("OLTP", "OLTP.lis.zst", arc, 5);
+}
+
+#[test]
+fn hits_over_lirs_loop_equal_golden() {
+    compare("lirs_loop", "lirs_loop.trace.gz", lirs, 5);
+}
+
+#[test]
+fn hits_over_lirs_gli_equal_golden() {
+    compare("lirs_gli", "lirs_gli.trace.gz", lirs, 5);
+}
+
+#[test]
+fn hits_over_web12_equal_golden() {
+    compare("web12", "cache2k_web12.trace.xz", cache2k, 5);
+}

@@ -1,0 +1,145 @@
+//! The development commands of this workspace: `cargo xtask <command>`.
+//!
+//! It uses nothing but std, so that it builds in seconds and can say what the machine lacks
+//! before anything heavy is compiled. It starts cargo; it never links a crate of the workspace.
+
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::print_stdout,
+    reason = "a command-line tool reports on standard output"
+)]
+
+mod ci;
+mod demo;
+mod process;
+mod setup;
+mod steps;
+mod suite;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use setup::Reserved;
+use workspace::Workspace;
+
+const USAGE: &str = "\
+cargo xtask <command>
+
+  demo             set up, build, replay 1,000 requests through the engine, print the table
+  test             set up, then every test, doc test, example and small bench run
+  ci               what CI runs: fmt, clippy, tidy, test, doc, deny, readme
+  tidy             the rules of docs/style.md that a program can check
+  setup [--check]  find what build and tests need; install it as root, else print the command
+                   (--check changes nothing)
+  help             this text
+";
+
+/// One command line, understood.
+#[derive(Debug, PartialEq, Eq)]
+enum Task {
+    Demo,
+    Test,
+    Ci,
+    Tidy,
+    Setup { check_only: bool },
+    Help,
+}
+
+fn parse(arguments: &[String]) -> Result<Task, String> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["demo"] => Ok(Task::Demo),
+        ["test"] => Ok(Task::Test),
+        ["ci"] => Ok(Task::Ci),
+        ["tidy"] => Ok(Task::Tidy),
+        ["setup"] => Ok(Task::Setup { check_only: false }),
+        ["setup", "--check"] => Ok(Task::Setup { check_only: true }),
+        [] | ["help" | "--help" | "-h"] => Ok(Task::Help),
+        ["setup", other, ..] => Err(format!("setup takes --check or nothing, not `{other}`")),
+        [
+            known @ ("demo" | "test" | "ci" | "tidy" | "help"),
+            other,
+            ..,
+        ] => Err(format!(
+            "{known} takes no arguments, but was given `{other}`"
+        )),
+        [unknown, ..] => Err(format!(
+            "there is no command `{unknown}`; the commands are demo, test, ci, tidy, setup, help"
+        )),
+    }
+}
+
+fn run(arguments: &[String]) -> Result<(), String> {
+    let task = parse(arguments)?;
+    if task == Task::Help {
+        print!("{USAGE}");
+        return Ok(());
+    }
+    let workspace = Workspace::find()?;
+    match task {
+        Task::Demo => demo::run(&workspace),
+        Task::Test => suite::run(&workspace),
+        Task::Ci => ci::run(&workspace),
+        Task::Tidy => tidy::run(&workspace),
+        Task::Setup { check_only } => setup::run(check_only).map(Reserved::keep),
+        Task::Help => Ok(()),
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_line(line: &str) -> Result<Task, String> {
+        parse(
+            &line
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    #[test]
+    fn parse_known_commands_gives_their_task() {
+        assert_eq!(parse_line("demo"), Ok(Task::Demo));
+        assert_eq!(parse_line("test"), Ok(Task::Test));
+        assert_eq!(parse_line("ci"), Ok(Task::Ci));
+        assert_eq!(parse_line("tidy"), Ok(Task::Tidy));
+        assert_eq!(parse_line("setup"), Ok(Task::Setup { check_only: false }));
+        assert_eq!(
+            parse_line("setup --check"),
+            Ok(Task::Setup { check_only: true })
+        );
+        assert_eq!(parse_line(""), Ok(Task::Help));
+    }
+
+    #[test]
+    fn parse_unknown_command_lists_all_commands() {
+        let message = parse_line("tset").unwrap_err();
+        for command in ["`tset`", "demo", "test", "ci", "tidy", "setup", "help"] {
+            assert!(message.contains(command), "{message}");
+        }
+    }
+
+    #[test]
+    fn parse_stray_argument_is_named() {
+        assert!(
+            parse_line("setup --chekc")
+                .unwrap_err()
+                .contains("`--chekc`")
+        );
+        assert!(parse_line("test fast").unwrap_err().contains("`fast`"));
+    }
+}

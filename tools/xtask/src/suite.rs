@@ -1,0 +1,119 @@
+//! Every test there is: unit and integration tests, small bench runs, doc tests, examples.
+
+use std::fs;
+use std::path::Path;
+
+use crate::process;
+use crate::setup;
+use crate::steps::{Done, Steps};
+use crate::workspace::Workspace;
+
+/// The crate whose examples are run, not only built.
+const EXAMPLES_OF: &str = "engine/core";
+
+/// The package of the benches, which run with small inputs when they run as tests.
+const BENCHES: &str = "benches";
+
+/// `cargo xtask test`.
+pub(crate) fn run(workspace: &Workspace) -> Result<(), String> {
+    let mut steps = Steps::default();
+    let outcome = run_in(workspace, &mut steps, "");
+    println!("\n{}", steps.table());
+    outcome
+}
+
+/// Runs the suite as steps of a longer run; `prefix` goes before each step's name.
+pub(crate) fn run_in(workspace: &Workspace, steps: &mut Steps, prefix: &str) -> Result<(), String> {
+    let cargo =
+        |arguments: &[&str]| process::run(&mut workspace.cargo(arguments)).map(|()| Done::Passed);
+    steps.run(&format!("{prefix}setup"), || {
+        setup::run(false)?.keep();
+        Ok(Done::Passed)
+    })?;
+
+    if workspace.has_cargo_subcommand("nextest") {
+        steps.run(&format!("{prefix}tests"), || {
+            cargo(&["nextest", "run", "--workspace", "--locked"])
+        })?;
+        // nextest does not run bench targets; their own package runs them by itself.
+        if let Some(package) = workspace.package_name(BENCHES) {
+            steps.run(&format!("{prefix}benches, small"), || {
+                cargo(&["test", "--locked", "--package", &package, "--benches"])
+            })?;
+        }
+    } else {
+        steps.run(&format!("{prefix}tests"), || {
+            cargo(&["test", "--workspace", "--all-targets", "--locked"])
+        })?;
+    }
+    steps.run(&format!("{prefix}doc tests"), || {
+        cargo(&["test", "--workspace", "--doc", "--locked"])
+    })?;
+    steps.run(&format!("{prefix}examples, build"), || {
+        cargo(&["build", "--workspace", "--examples", "--locked"])
+    })?;
+    let package = workspace
+        .package_name(EXAMPLES_OF)
+        .ok_or_else(|| format!("{EXAMPLES_OF}/Cargo.toml names no package"))?;
+    for example in examples(&workspace.root().join(EXAMPLES_OF).join("examples"))? {
+        steps.run(&format!("{prefix}example {example}"), || {
+            cargo(&[
+                "run",
+                "--locked",
+                "--quiet",
+                "--package",
+                &package,
+                "--example",
+                &example,
+            ])
+        })?;
+    }
+    Ok(())
+}
+
+/// The names of the examples in a folder, sorted: `name.rs` or `name/main.rs`. No folder is an
+/// error: the examples are part of what is tested, and would else vanish in silence.
+fn examples(folder: &Path) -> Result<Vec<String>, String> {
+    let context = |error| format!("read {}: {error}", folder.display());
+    let mut names = Vec::new();
+    for item in fs::read_dir(folder).map_err(context)? {
+        let path = item.map_err(context)?.path();
+        let is_example = path.extension().is_some_and(|extension| extension == "rs")
+            || path.join("main.rs").is_file();
+        if let (true, Some(stem)) = (is_example, path.file_stem()) {
+            names.push(stem.to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    if names.is_empty() {
+        return Err(format!("{} has no examples", folder.display()));
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::tree::scratch::ScratchFolder;
+
+    #[test]
+    fn examples_files_and_folders_are_listed_sorted() {
+        let scratch = ScratchFolder::new("examples");
+        scratch.write("put_get.rs", "");
+        scratch.write("custom/main.rs", "");
+        scratch.write("shared/part.rs", "");
+        scratch.write("notes.md", "");
+        assert_eq!(examples(scratch.path()).unwrap(), ["custom", "put_get"]);
+    }
+
+    #[test]
+    fn examples_missing_or_empty_folder_is_an_error() {
+        let scratch = ScratchFolder::new("no-examples");
+        assert!(examples(&scratch.path().join("missing")).is_err());
+        assert!(
+            examples(scratch.path())
+                .unwrap_err()
+                .contains("no examples")
+        );
+    }
+}
