@@ -700,7 +700,14 @@ fn opened_and_closed_again_and_again_leaves_nothing() {
     // Tests of this binary run side by side; nextest gives each a process of its own.
     if std::env::var_os("NEXTEST").is_some() {
         assert_eq!(maps(), 0);
-        assert!(fds() <= before, "{} descriptors became {}", before, fds());
+        // glommio closes files by its ring, a little after they are dropped.
+        for _ in 0..100_000 {
+            if fds() <= before {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        panic!("{before} descriptors became {}", fds());
     }
 }
 

@@ -6,6 +6,8 @@
 //! looking at refused blocks must not change it: every run has a twin that is searched in vain
 //! after each operation and must go on exactly as the other.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by its panic")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;

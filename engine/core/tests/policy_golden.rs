@@ -6,6 +6,8 @@
 //! `TERRACE_TRACES` names or in `shared/traces` beside a folder above this crate; without them
 //! the tests say so and pass.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by its panic")]
+
 use std::collections::HashMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -16,22 +18,26 @@ use terrace_types::{Access, BlockIx, KeyHash};
 
 /// Where the traces are, if they are.
 fn traces_folder() -> Option<PathBuf> {
-    let (folder, looked_in) = match std::env::var_os("TERRACE_TRACES") {
-        Some(folder) => (Some(PathBuf::from(&folder)), PathBuf::from(folder)),
-        None => {
-            let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-            let mut folders = crate_folder
-                .ancestors()
-                .map(|above| above.join("shared/traces"));
-            let found = folders.find(|folder| folder.is_dir());
-            (found, crate_folder.join("..*/shared/traces"))
-        }
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let looked_in: Vec<PathBuf> = match std::env::var_os("TERRACE_TRACES") {
+        Some(folder) => vec![PathBuf::from(folder)],
+        None => crate_folder
+            .ancestors()
+            .map(|above| above.join("shared/traces"))
+            .collect(),
     };
-    let folder = folder.filter(|folder| folder.join("golden.json").is_file());
-    if folder.is_none() {
-        eprintln!("skipped: traces not found in {}", looked_in.display());
+    let found = looked_in
+        .iter()
+        .find(|folder| folder.join("golden.json").is_file())
+        .cloned();
+    if found.is_none() {
+        let folders: Vec<_> = looked_in
+            .iter()
+            .map(|folder| folder.display().to_string())
+            .collect();
+        eprintln!("skipped: traces not found in {}", folders.join(", "));
     }
-    folder
+    found
 }
 
 fn unpacked(path: &Path) -> Vec<u8> {
@@ -116,7 +122,7 @@ fn dense(ids: Vec<u64>) -> (Vec<u32>, usize) {
 fn hits(policy: &mut dyn Policy, accesses: &[u32], unique: usize, capacity: usize) -> u64 {
     let mut resident: Vec<Option<BlockIx>> = vec![None; unique];
     let mut id_of = vec![0_u32; capacity];
-    let mut free: Vec<BlockIx> = (0..capacity as u32).map(BlockIx).collect();
+    let mut free: Vec<BlockIx> = (0..u32::try_from(capacity).unwrap()).map(BlockIx).collect();
     let mut hits = 0;
     for &id in accesses {
         let access = Access::plain(KeyHash(id.into()));
@@ -180,12 +186,14 @@ fn compare(name: &str, file: &str, parse: fn(&[u8]) -> Vec<u64>, policies_min: u
         let found: Vec<_> = capacities
             .iter()
             .map(|&capacity| {
+                let blocks_max = u32::try_from(capacity).unwrap();
+                let capacity_blocks = blocks_max as usize;
                 let config = PolicyConfig {
-                    capacity_blocks: capacity as usize,
-                    blocks_max: capacity as u32,
+                    capacity_blocks,
+                    blocks_max,
                 };
                 let mut policy = policy::by_name(policy_name, config).unwrap();
-                hits(&mut *policy, &accesses, unique, capacity as usize)
+                hits(&mut *policy, &accesses, unique, capacity_blocks)
             })
             .collect();
         assert_eq!(

@@ -61,7 +61,9 @@ pub fn verify(block_id: u64, buf: &[u8]) -> bool {
             return false;
         }
     }
-    tail.iter().zip(scramble(raw).to_le_bytes()).all(|(&byte, expected)| byte == expected)
+    tail.iter()
+        .zip(scramble(raw).to_le_bytes())
+        .all(|(&byte, expected)| byte == expected)
 }
 
 /// Unscrambled first word of a block: the `MurmurHash3` finaliser, a bijection that keeps the word
@@ -117,7 +119,10 @@ mod tests {
     }
 
     fn hex(text: &str) -> Vec<u8> {
-        (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
+        (0..text.len())
+            .step_by(2)
+            .map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap())
+            .collect()
     }
 
     #[test]

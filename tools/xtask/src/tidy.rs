@@ -60,7 +60,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<(), String> {
             println!("tidy: {} files, nothing to say", tree.files().count());
             Ok(())
         }
-        count => Err(format!("tidy has {count} findings")),
+        count => Err(format!("findings of tidy: {count}")),
     }
 }
 

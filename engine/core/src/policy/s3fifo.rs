@@ -312,8 +312,8 @@ impl Ghosts {
         }
         let chains = self.count_max.next_power_of_two();
         if chains > self.chain_first.len() {
-            self.chain_first.grow_to(chains);
             self.chain_first.fill(0);
+            self.chain_first.grow_to(chains);
             let mut cursor = self.remembered.tail();
             while let Some(ghost) = cursor {
                 self.chain(ghost);

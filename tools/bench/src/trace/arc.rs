@@ -28,9 +28,9 @@ impl LineDecoder for ArcDecoder {
         if words.next().is_some() {
             return Err(malformed());
         }
-        let end = start.checked_add(count).ok_or_else(|| {
-            Fault::malformed("`start + count` to fit in 64 bits", line)
-        })?;
+        let end = start
+            .checked_add(count)
+            .ok_or_else(|| Fault::malformed("`start + count` to fit in 64 bits", line))?;
         requests.push(count, || TraceRequest {
             timestamp_ms: 0,
             input_tokens: 0,

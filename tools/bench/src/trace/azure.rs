@@ -35,15 +35,17 @@ impl LineDecoder for AzureDecoder {
         let (Some(time), Some(input), Some(output), None) =
             (fields.next(), fields.next(), fields.next(), fields.next())
         else {
-            return Err(Fault::malformed("three fields `time,context,generated`", line));
+            return Err(Fault::malformed(
+                "three fields `time,context,generated`",
+                line,
+            ));
         };
         let nanos = parse_nanos(time).ok_or_else(|| {
             Fault::malformed("a TIMESTAMP `YYYY-MM-DD HH:MM:SS[.fraction][+HH:MM]`", time)
         })?;
         let since_first = nanos - *self.first_nanos.get_or_insert(nanos);
-        let timestamp_ms = u64::try_from(since_first.div_euclid(NANOS_PER_MS)).map_err(|_| {
-            Fault::malformed("a TIMESTAMP not before that of the first row", time)
-        })?;
+        let timestamp_ms = u64::try_from(since_first.div_euclid(NANOS_PER_MS))
+            .map_err(|_| Fault::malformed("a TIMESTAMP not before that of the first row", time))?;
         let input_tokens = tokens(input, "ContextTokens to be an integer of 32 bits")?;
         let output_tokens = tokens(output, "GeneratedTokens to be an integer of 32 bits")?;
 
@@ -96,7 +98,10 @@ fn split_offset(time: &str) -> Option<(&str, i64)> {
     let (time, offset) = time.split_at_checked(at)?;
     let sign = if offset.starts_with('-') { -1 } else { 1 };
     let (hours, minutes) = offset.get(1..)?.split_once(':')?;
-    Some((time, sign * (number(hours, 2, 23)? * 3600 + number(minutes, 2, 59)? * 60)))
+    Some((
+        time,
+        sign * (number(hours, 2, 23)? * 3600 + number(minutes, 2, 59)? * 60),
+    ))
 }
 
 /// A decimal of exactly `digits` digits and at most `max`.
@@ -108,7 +113,9 @@ fn number(text: &str, digits: usize, max: i64) -> Option<i64> {
 
 /// `9799600` after the point is 979,960,000 ns.
 fn fraction_nanos(text: &str) -> Option<i128> {
-    let digits = u32::try_from(text.len()).ok().filter(|digits| (1..=9).contains(digits))?;
+    let digits = u32::try_from(text.len())
+        .ok()
+        .filter(|digits| (1..=9).contains(digits))?;
     let value = number(text, text.len(), 999_999_999)?;
     Some(i128::from(value) * 10_i128.pow(9 - digits))
 }
@@ -116,7 +123,11 @@ fn fraction_nanos(text: &str) -> Option<i128> {
 /// Days from 1970-01-01 to a date of the Gregorian calendar. Years run from March here, so that
 /// the leap day is the last one: 2023-11-16 is day 19,677.
 const fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
-    let (year, month) = if month <= 2 { (year - 1, month + 9) } else { (year, month - 3) };
+    let (year, month) = if month <= 2 {
+        (year - 1, month + 9)
+    } else {
+        (year, month - 3)
+    };
     let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
     // 153 days in each five months from March; 719,469 days before 1970 counted this way.
     year * 365 + leap_days + (month * 153 + 2) / 5 + day - 719_469
@@ -141,7 +152,10 @@ mod tests {
         assert_eq!(nanos("1970-01-01 00:00:01.0000001"), 1_000_000_100);
         assert_eq!(nanos("1970-01-01 00:00:01.5"), 1_500_000_000);
         assert_eq!(nanos("1970-01-02 00:00:00"), 86_400 * NANOS_PER_SECOND);
-        assert_eq!(nanos("1970-01-01T01:00:00.000000001Z"), 3600 * NANOS_PER_SECOND + 1);
+        assert_eq!(
+            nanos("1970-01-01T01:00:00.000000001Z"),
+            3600 * NANOS_PER_SECOND + 1
+        );
         assert_eq!(nanos("1970-01-01 02:00:00.1+02:00"), 100_000_000);
         assert_eq!(nanos("1970-01-01 00:00:00-00:30"), 1800 * NANOS_PER_SECOND);
     }

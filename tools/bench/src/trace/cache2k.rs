@@ -47,14 +47,20 @@ pub(super) fn read(
         }
         if !rest.is_empty() && !requests.is_complete() {
             let expected = "a 4-byte key (length of the trace divisible by 4)";
-            let fault = Fault::Malformed { expected, found: excerpt(rest) };
+            let fault = Fault::Malformed {
+                expected,
+                found: excerpt(rest),
+            };
             return Err(fault.at(path, Position::Offset(offset)));
         }
     }
 }
 
 fn push(key: [u8; KEY_LEN], requests: &mut Requests) -> Result<(), Fault> {
-    #[expect(clippy::big_endian_bytes, reason = "the format is big-endian (Java's DataOutput)")]
+    #[expect(
+        clippy::big_endian_bytes,
+        reason = "the format is big-endian (Java's DataOutput)"
+    )]
     let block = u64::from(u32::from_be_bytes(key));
     requests.push(1, || TraceRequest {
         timestamp_ms: 0,

@@ -19,8 +19,11 @@ use super::{xz, zstd};
 const MAGIC_LEN_MAX: u64 = 6;
 
 /// First bytes of compressed files that are not read, so that they are not taken for binary keys.
-const UNKNOWN: [(&[u8], &str); 3] =
-    [(b"BZh", "bzip2"), (b"\x04\x22\x4d\x18", "lz4"), (b"PK\x03\x04", "zip")];
+const UNKNOWN: [(&[u8], &str); 3] = [
+    (b"BZh", "bzip2"),
+    (b"\x04\x22\x4d\x18", "lz4"),
+    (b"PK\x03\x04", "zip"),
+];
 
 /// The decompressed bytes of a trace file.
 pub(super) struct Decompressed<'a> {
@@ -39,9 +42,16 @@ pub(super) fn open<'a>(
 ) -> Result<Decompressed<'a>, TraceError> {
     let read_error = |error| TraceError::from_read(path, error);
     let mut magic = Vec::new();
-    input.by_ref().take(MAGIC_LEN_MAX).read_to_end(&mut magic).map_err(read_error)?;
+    input
+        .by_ref()
+        .take(MAGIC_LEN_MAX)
+        .read_to_end(&mut magic)
+        .map_err(read_error)?;
     if let Some(&(_, found)) = UNKNOWN.iter().find(|(known, _)| magic.starts_with(known)) {
-        return Err(TraceError::UnknownCompression { path: path.to_owned(), found });
+        return Err(TraceError::UnknownCompression {
+            path: path.to_owned(),
+            found,
+        });
     }
     let whole = Cursor::new(magic.clone()).chain(input);
     let (compression, inner): (_, Box<dyn Read + 'a>) = if magic.starts_with(&zstd::MAGIC) {
@@ -49,21 +59,36 @@ pub(super) fn open<'a>(
     } else if magic.starts_with(&[0x1f, 0x8b]) {
         (Some("gzip"), Box::new(MultiGzDecoder::new(whole)))
     } else if magic.starts_with(&xz::MAGIC) {
-        (Some("xz"), Box::new(xz::XzReader::new(whole, limits.xz_len_max)))
+        (
+            Some("xz"),
+            Box::new(xz::XzReader::new(whole, limits.xz_len_max)),
+        )
     } else {
         (None, Box::new(whole))
     };
-    Ok(Decompressed { inner, compression, offset: 0, len_max: limits.decompressed_len_max })
+    Ok(Decompressed {
+        inner,
+        compression,
+        offset: 0,
+        len_max: limits.decompressed_len_max,
+    })
 }
 
 impl Decompressed<'_> {
     /// The error to report for `error`: damage unless it is the file itself that cannot be read.
     fn explain(&self, error: io::Error) -> io::Error {
-        let is_own = error.get_ref().is_some_and(|inner| inner.is::<StreamFault>());
+        let is_own = error
+            .get_ref()
+            .is_some_and(|inner| inner.is::<StreamFault>());
         match self.compression {
             Some(compression) if !is_own && error.raw_os_error().is_none() => {
                 let found = error.to_string();
-                StreamFault::Damaged { compression, offset: self.offset, found }.into()
+                StreamFault::Damaged {
+                    compression,
+                    offset: self.offset,
+                    found,
+                }
+                .into()
             }
             _ => error,
         }
@@ -86,7 +111,13 @@ impl Read for Decompressed<'_> {
         if self.offset > self.len_max {
             let what = "bytes after decompression";
             let (offset, limit) = (self.offset, self.len_max);
-            return Err(StreamFault::OverLimit { what, offset, limit, found: offset }.into());
+            return Err(StreamFault::OverLimit {
+                what,
+                offset,
+                limit,
+                found: offset,
+            }
+            .into());
         }
         Ok(read_len)
     }

@@ -113,13 +113,33 @@ impl TraceError {
     pub(super) fn from_read(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.downcast::<StreamFault>() {
-            Ok(StreamFault::Damaged { compression, offset, found }) => {
-                Self::Damaged { path, compression, offset, found }
-            }
-            Ok(StreamFault::OverLimit { what, offset, limit, found }) => {
-                Self::OverLimit { path, at: Position::Offset(offset), what, limit, found }
-            }
-            Err(source) => Self::Io { op: "read", path, source },
+            Ok(StreamFault::Damaged {
+                compression,
+                offset,
+                found,
+            }) => Self::Damaged {
+                path,
+                compression,
+                offset,
+                found,
+            },
+            Ok(StreamFault::OverLimit {
+                what,
+                offset,
+                limit,
+                found,
+            }) => Self::OverLimit {
+                path,
+                at: Position::Offset(offset),
+                what,
+                limit,
+                found,
+            },
+            Err(source) => Self::Io {
+                op: "read",
+                path,
+                source,
+            },
         }
     }
 }
@@ -128,35 +148,56 @@ impl TraceError {
 #[derive(Debug)]
 pub(super) enum Fault {
     /// See [`TraceError::Malformed`].
-    Malformed { expected: &'static str, found: String },
+    Malformed {
+        expected: &'static str,
+        found: String,
+    },
     /// See [`TraceError::MissingField`].
     MissingField { field: &'static str },
     /// See [`TraceError::OverLimit`].
-    OverLimit { what: &'static str, limit: u64, found: u64 },
+    OverLimit {
+        what: &'static str,
+        limit: u64,
+        found: u64,
+    },
 }
 
 impl Fault {
     /// `found` stands where `expected` should.
     pub(super) fn malformed(expected: &'static str, found: &str) -> Self {
-        Self::Malformed { expected, found: excerpt(found.as_bytes()) }
+        Self::Malformed {
+            expected,
+            found: excerpt(found.as_bytes()),
+        }
     }
 
     /// Refuses `found` above `limit`.
     pub(super) fn check_limit(what: &'static str, limit: u64, found: u64) -> Result<(), Self> {
-        if found > limit { Err(Self::OverLimit { what, limit, found }) } else { Ok(()) }
+        if found > limit {
+            Err(Self::OverLimit { what, limit, found })
+        } else {
+            Ok(())
+        }
     }
 
     /// Adds the place.
     pub(super) fn at(self, path: &Path, at: Position) -> TraceError {
         let path = path.to_owned();
         match self {
-            Self::Malformed { expected, found } => {
-                TraceError::Malformed { path, at, expected, found }
-            }
+            Self::Malformed { expected, found } => TraceError::Malformed {
+                path,
+                at,
+                expected,
+                found,
+            },
             Self::MissingField { field } => TraceError::MissingField { path, at, field },
-            Self::OverLimit { what, limit, found } => {
-                TraceError::OverLimit { path, at, what, limit, found }
-            }
+            Self::OverLimit { what, limit, found } => TraceError::OverLimit {
+                path,
+                at,
+                what,
+                limit,
+                found,
+            },
         }
     }
 }
@@ -166,10 +207,19 @@ impl Fault {
 pub(super) enum StreamFault {
     /// See [`TraceError::Damaged`].
     #[error("damaged {compression} stream at {offset}: {found}")]
-    Damaged { compression: &'static str, offset: u64, found: String },
+    Damaged {
+        compression: &'static str,
+        offset: u64,
+        found: String,
+    },
     /// See [`TraceError::OverLimit`].
     #[error("{what}: {found}, limit {limit}")]
-    OverLimit { what: &'static str, offset: u64, limit: u64, found: u64 },
+    OverLimit {
+        what: &'static str,
+        offset: u64,
+        limit: u64,
+        found: u64,
+    },
 }
 
 impl From<StreamFault> for io::Error {

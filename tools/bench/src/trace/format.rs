@@ -43,7 +43,10 @@ pub(super) fn read(
         .read_to_end(&mut prefix)
         .map_err(|error| TraceError::from_read(path, error))?;
     let Some(format) = recognise(&prefix) else {
-        return Err(TraceError::UnknownFormat { path: path.to_owned(), found: excerpt(&prefix) });
+        return Err(TraceError::UnknownFormat {
+            path: path.to_owned(),
+            found: excerpt(&prefix),
+        });
     };
     let whole = io::Cursor::new(prefix).chain(BufReader::new(input));
     decode(format, path, whole, requests)
@@ -92,7 +95,9 @@ fn recognise(prefix: &[u8]) -> Option<Format> {
 
 /// Whether `prefix` is UTF-8 without control characters. An empty file counts as text.
 fn is_text(prefix: &[u8], is_whole_file: bool) -> bool {
-    let has_control = prefix.iter().any(|byte| byte.is_ascii_control() && !byte.is_ascii_whitespace());
+    let has_control = prefix
+        .iter()
+        .any(|byte| byte.is_ascii_control() && !byte.is_ascii_whitespace());
     // The end of a prefix may cut a character in two: that has no error length.
     let is_utf8 = match str::from_utf8(prefix) {
         Ok(_) => true,
@@ -115,7 +120,10 @@ mod tests {
             (b"1\t2\t0\t0\r\n", Some(Format::Arc)),
             (b"17\r\n18\r\n", Some(Format::Lirs)),
             (b"*\n18\n", Some(Format::Lirs)),
-            (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", Some(Format::Azure)),
+            (
+                b"TIMESTAMP,ContextTokens,GeneratedTokens\n",
+                Some(Format::Azure),
+            ),
             (b"\0\0\0\x01", Some(Format::Cache2k)),
             (b"\xff\xff\xff\xfe", Some(Format::Cache2k)),
             (b"\0\0\0\x01\0", None),

@@ -53,5 +53,9 @@ fn decode_line(
     })?;
     // A mark at the start of a file says UTF-8 and nothing else.
     let text = text.trim_start_matches('\u{feff}').trim();
-    if text.is_empty() { Ok(()) } else { decoder.decode(text, requests) }
+    if text.is_empty() {
+        Ok(())
+    } else {
+        decoder.decode(text, requests)
+    }
 }

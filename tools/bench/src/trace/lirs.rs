@@ -17,7 +17,9 @@ impl LineDecoder for LirsDecoder {
         if line.starts_with('*') {
             return Ok(());
         }
-        let block = line.parse().map_err(|_| Fault::malformed("one integer or `*`", line))?;
+        let block = line
+            .parse()
+            .map_err(|_| Fault::malformed("one integer or `*`", line))?;
         requests.push(1, || TraceRequest {
             timestamp_ms: 0,
             input_tokens: 0,

@@ -22,6 +22,7 @@ mod limits;
 mod lines;
 mod lirs;
 mod mooncake;
+mod random;
 mod requests;
 pub mod synth;
 #[cfg(test)]
@@ -89,19 +90,30 @@ impl Trace {
         let mut requests = Requests::new(limit, limits);
         let plain = decompress::open(path, input, limits)?;
         format::read(path, plain, &mut requests)?;
-        Ok(Self { name: name_of(path), requests: requests.into_list() })
+        Ok(Self {
+            name: name_of(path),
+            requests: requests.into_list(),
+        })
     }
 
     /// Number of block accesses: the block counts of all requests added up.
     #[must_use]
     pub fn accesses(&self) -> usize {
-        self.requests.iter().map(|request| request.blocks.len()).sum()
+        self.requests
+            .iter()
+            .map(|request| request.blocks.len())
+            .sum()
     }
 
     /// Number of different block ids. Sorts a copy of all ids: call it once.
     #[must_use]
     pub fn unique_blocks(&self) -> usize {
-        let mut ids: Vec<u64> = self.requests.iter().flat_map(|r| &r.blocks).copied().collect();
+        let mut ids: Vec<u64> = self
+            .requests
+            .iter()
+            .flat_map(|r| &r.blocks)
+            .copied()
+            .collect();
         ids.sort_unstable();
         ids.dedup();
         ids.len()
@@ -110,6 +122,12 @@ impl Trace {
 
 /// `traces/OLTP.lis.zst` is `OLTP`.
 fn name_of(path: &Path) -> String {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    name.split('.').find(|part| !part.is_empty()).unwrap_or(&name).to_owned()
+    let name = path
+        .file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy();
+    name.split('.')
+        .find(|part| !part.is_empty())
+        .unwrap_or(&name)
+        .to_owned()
 }

@@ -74,7 +74,9 @@ fn whole_ms(timestamp: &serde_json::Number) -> Option<u64> {
         clippy::cast_sign_loss,
         reason = "the range is checked first"
     )]
-    (0.0..=MS_MAX).contains(&fraction).then(|| fraction.round() as u64)
+    (0.0..=MS_MAX)
+        .contains(&fraction)
+        .then(|| fraction.round() as u64)
 }
 
 fn timestamp<'de, D: Deserializer<'de>>(d: D) -> Result<Option<serde_json::Number>, D::Error> {

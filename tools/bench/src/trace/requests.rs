@@ -16,7 +16,12 @@ pub(super) struct Requests {
 impl Requests {
     /// Collects the first `wanted` requests, or all.
     pub(super) const fn new(wanted: Option<usize>, limits: Limits) -> Self {
-        Self { list: Vec::new(), accesses: 0, wanted, limits }
+        Self {
+            list: Vec::new(),
+            accesses: 0,
+            wanted,
+            limits,
+        }
     }
 
     /// The bounds in force.
@@ -39,12 +44,20 @@ impl Requests {
         let limits = self.limits;
         let accesses = self.accesses.saturating_add(block_count);
         let count = (self.list.len() as u64).saturating_add(1);
-        Fault::check_limit("blocks of a request", limits.request_blocks_max, block_count)?;
+        Fault::check_limit(
+            "blocks of a request",
+            limits.request_blocks_max,
+            block_count,
+        )?;
         Fault::check_limit("block accesses of a trace", limits.accesses_max, accesses)?;
         Fault::check_limit("requests of a trace", limits.requests_max, count)?;
 
         let request = request();
-        assert_eq!(request.blocks.len() as u64, block_count, "the announced count was checked");
+        assert_eq!(
+            request.blocks.len() as u64,
+            block_count,
+            "the announced count was checked"
+        );
         self.list.push(request);
         self.accesses = accesses;
         Ok(())

@@ -24,7 +24,11 @@ pub(super) struct XzReader<R> {
 impl<R: BufRead> XzReader<R> {
     /// Reads nothing yet; refuses more than `len_max` bytes before or after decompression.
     pub(super) fn new(input: R, len_max: u64) -> Self {
-        Self { input: Some(input), content: Cursor::default(), len_max }
+        Self {
+            input: Some(input),
+            content: Cursor::default(),
+            len_max,
+        }
     }
 }
 
@@ -39,10 +43,16 @@ impl<R: BufRead> Read for XzReader<R> {
 
 fn decode(input: impl BufRead, len_max: u64) -> io::Result<Vec<u8>> {
     let mut packed = Vec::new();
-    input.take(len_max.saturating_add(1)).read_to_end(&mut packed)?;
+    input
+        .take(len_max.saturating_add(1))
+        .read_to_end(&mut packed)?;
     check_limit("bytes of an xz file", packed.len() as u64, len_max)?;
     let stated_len = stated_len(&packed).map_err(io::Error::other)?;
-    check_limit("bytes of an xz file after decompression", stated_len, len_max)?;
+    check_limit(
+        "bytes of an xz file after decompression",
+        stated_len,
+        len_max,
+    )?;
 
     let mut content = Vec::new();
     match lzma_rs::xz_decompress(&mut packed.as_slice(), &mut content) {
@@ -57,7 +67,13 @@ fn decode(input: impl BufRead, len_max: u64) -> io::Result<Vec<u8>> {
 
 fn check_limit(what: &'static str, found: u64, limit: u64) -> io::Result<()> {
     if found > limit {
-        return Err(StreamFault::OverLimit { what, offset: 0, limit, found }.into());
+        return Err(StreamFault::OverLimit {
+            what,
+            offset: 0,
+            limit,
+            found,
+        }
+        .into());
     }
     Ok(())
 }
@@ -108,7 +124,10 @@ fn part(packed: &[u8], at: usize) -> Option<(usize, u64)> {
             let unpacked_len = (usize::from(control & 0x1f) << 16) + word(high, low) + 1;
             // From 0xc0 on, a byte of new properties follows the lengths.
             let head_len = if control >= 0xc0 { 6 } else { 5 };
-            Some((head_len + word(packed_high, packed_low) + 1, unpacked_len as u64))
+            Some((
+                head_len + word(packed_high, packed_low) + 1,
+                unpacked_len as u64,
+            ))
         }
         _ => None,
     }

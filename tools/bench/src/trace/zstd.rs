@@ -28,7 +28,11 @@ pub(super) struct ZstdReader<R> {
 impl<R: BufRead> ZstdReader<R> {
     /// Reads nothing yet.
     pub(super) fn new(input: R) -> Self {
-        Self { input, decoder: FrameDecoder::new(), frame_len: None }
+        Self {
+            input,
+            decoder: FrameDecoder::new(),
+            frame_len: None,
+        }
     }
 
     /// Starts the next frame; false at the end of the input.
@@ -36,7 +40,9 @@ impl<R: BufRead> ZstdReader<R> {
         if self.input.fill_buf()?.is_empty() {
             return Ok(false);
         }
-        self.decoder.reset(&EMPTY_FRAME[..]).map_err(io::Error::other)?;
+        self.decoder
+            .reset(&EMPTY_FRAME[..])
+            .map_err(io::Error::other)?;
         match self.decoder.reset(&mut self.input) {
             Ok(()) => self.frame_len = Some(0),
             Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {

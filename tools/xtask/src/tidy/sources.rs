@@ -16,6 +16,9 @@ const BANNED_MODULES: [&str; 6] = ["util", "utils", "helper", "helpers", "common
 /// Keywords that a new type's name follows.
 const TYPE_KEYWORDS: [&str; 5] = ["struct", "enum", "trait", "type", "union"];
 
+/// How far above a sleep its `expect` may stand: rustfmt lays one out on five lines.
+const EXPECT_LINES: usize = 5;
+
 /// Marks that something is unfinished. Spelled so that this file has none.
 const MARKS: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 
@@ -84,26 +87,33 @@ fn check_calls(path: &str, text: &RustText, findings: &mut Vec<Finding>) {
     for (line, code) in text.code_lines() {
         let compact: String = code.split_whitespace().collect();
         let mut find = |what: &str| findings.push(Finding::new(path, line, what));
-        if compact.contains("#[ignore")
-            || (compact.contains("cfg_attr") && has_word(code, "ignore"))
-        {
+        let is_conditional = compact.contains("cfg_attr") && has_word(code, "ignore");
+        if compact.contains("#[ignore") || is_conditional {
             find("an ignored test is skipped in silence: make it run, or report the skip by name");
         }
-        if compact.contains("thread::sleep") {
+        if compact.contains("thread::sleep") && !may_sleep(path, text, line) {
             find("a sleep guesses how long something takes: wait for the thing itself");
         }
-        for (name, reason) in [
-            ("todo", "an unfinished path that panics: return an error"),
-            (
-                "unimplemented",
-                "an unfinished path that panics: return an error",
-            ),
-        ] {
+        for name in ["todo", "unimplemented"] {
             if has_word(code, name) && compact.contains(&format!("{name}!")) {
-                find(&format!("`{name}!`: {reason}"));
+                find(&format!(
+                    "`{name}!` is an unfinished path that panics: return an error"
+                ));
             }
         }
     }
+}
+
+/// Whether a sleep carries an `expect` of clippy's lint, and with it a reason. Tests may not
+/// sleep at all.
+fn may_sleep(path: &str, text: &RustText, sleep_line: usize) -> bool {
+    let is_test_file = path.contains("/tests/") || path.ends_with("tests.rs");
+    let before = || text.code_lines().take_while(|(line, _)| *line < sleep_line);
+    let is_test_module = before().any(|(_, code)| code.contains("cfg(test)"));
+    let is_expected = before()
+        .skip_while(|(line, _)| line + EXPECT_LINES < sleep_line)
+        .any(|(_, code)| has_word(code, "disallowed_methods"));
+    is_expected && !is_test_file && !is_test_module
 }
 
 /// An unfinished mark must carry the number of an issue.
@@ -198,6 +208,24 @@ mod tests {
             lines("let ignore = \"#[ignore]\";\nlet todo = a != b;\n// thread::sleep\n"),
             []
         );
+    }
+
+    #[test]
+    fn sleep_needs_a_reason_and_tests_have_none() {
+        let sleep = "#[expect(\n    clippy::disallowed_methods,\n    reason = \"x\"\n)]\n\
+                     std::thread::sleep(a);\n";
+        assert_eq!(lines(sleep), []);
+        assert_eq!(
+            lines(&format!("{sleep}\n\n\n\n\nstd::thread::sleep(b);\n")),
+            [12]
+        );
+        assert_eq!(
+            lines(&format!("#[cfg(test)]\nmod tests {{\n{sleep}}}\n")),
+            [8]
+        );
+        let source = format!("//! Head.\n{sleep}");
+        assert_eq!(whats("a/tests/x.rs", &source).len(), 1);
+        assert_eq!(whats("a/src/x_tests.rs", &source).len(), 1);
     }
 
     #[test]

@@ -1,0 +1,141 @@
+//! `terrace-bench`: a trace through a real engine, with real bytes.
+
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand, ValueEnum};
+use terrace_bench::replay::{self, ReplayOptions, Speed};
+use terrace_bench::report;
+use terrace_bench::trace::{SynthConfig, Trace};
+use terrace_engine::HugepageMode;
+use terrace_types::ByteLen;
+
+/// Measures the Terrace engine.
+#[derive(Parser)]
+#[command(name = "terrace-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Replay a trace: every block id becomes a block, hits are verified byte by byte, misses
+    /// are generated and put.
+    Replay(ReplayArgs),
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Hugepages {
+    Require,
+    Prefer,
+    Off,
+}
+
+#[derive(Parser)]
+struct ReplayArgs {
+    /// Trace file: Mooncake jsonl, ARC .lis, LIRS, cache2k or Azure csv; plain, zst, gz or xz.
+    /// Without one a synthetic chat trace is made.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Policy: FIFO, CLOCK, LRU, SIEVE or S3FIFO, in any case.
+    #[arg(long, default_value = "LRU")]
+    policy: String,
+    /// Shards, each on a thread of its own.
+    #[arg(long, default_value_t = 1)]
+    shards: usize,
+    /// DRAM for blocks, such as 512MiB; 1 GiB unless --dram-blocks says otherwise.
+    #[arg(long, value_name = "SIZE")]
+    dram: Option<ByteLen>,
+    /// Most blocks in DRAM; without --dram the bytes follow from it.
+    #[arg(long, value_name = "N")]
+    dram_blocks: Option<usize>,
+    /// Tier below DRAM; 0 for none. This version keeps it in memory, not on a device.
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    nvme: ByteLen,
+    /// Length of every block.
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    block_len: ByteLen,
+    /// Requests in flight.
+    #[arg(long, default_value_t = 4)]
+    iodepth: usize,
+    /// How fast requests arrive: `max`, or a multiple of the trace's own time.
+    #[arg(long, default_value = "max")]
+    speed: Speed,
+    /// Only the first N requests.
+    #[arg(long, value_name = "N")]
+    requests: Option<usize>,
+    /// Whether DRAM must lie on hugepages.
+    #[arg(long, value_enum, default_value = "prefer")]
+    hugepages: Hugepages,
+    /// Start from nothing and keep nothing. Without a device nothing is kept anyway.
+    #[arg(long)]
+    scratch: bool,
+    /// Print one JSON object on stdout and nothing else there.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("TERRACE_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
+        )
+        .init();
+    let Command::Replay(args) = Cli::parse().command;
+    match run_replay(&args) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(failures) => {
+            eprintln!("terrace-bench: {failures} blocks came back with wrong bytes");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("terrace-bench: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Replays and prints; returns the count of blocks that came back wrong.
+fn run_replay(args: &ReplayArgs) -> anyhow::Result<u64> {
+    let options = ReplayOptions {
+        policy: args.policy.clone(),
+        shards: args.shards,
+        dram: args.dram.map(|dram| dram.0),
+        dram_blocks: args.dram_blocks,
+        nvme: args.nvme.0,
+        block_len: args.block_len.0,
+        iodepth: args.iodepth,
+        speed: args.speed,
+        hugepages: match args.hugepages {
+            Hugepages::Require => HugepageMode::Require,
+            Hugepages::Prefer => HugepageMode::Prefer,
+            Hugepages::Off => HugepageMode::Off,
+        },
+        progress: !args.json,
+    };
+    options.validate()?;
+    let trace = match &args.trace {
+        Some(path) => Trace::open(path, args.requests).context("read the trace")?,
+        None => {
+            let requests = args.requests.unwrap_or(2000);
+            Trace::synthetic(&SynthConfig {
+                requests,
+                ..SynthConfig::default()
+            })
+            .context("make a synthetic trace")?
+        }
+    };
+    let outcome = replay::run(&options, &trace)?;
+    if args.json {
+        report::print_json(&outcome)?;
+    } else {
+        report::print_table(&trace, &options, &outcome);
+    }
+    Ok(outcome.verify_failures)
+}

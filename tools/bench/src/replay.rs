@@ -1,0 +1,433 @@
+//! The replay: requests of a trace as clients of an engine would make them.
+//!
+//! Each request reads its blocks in chain order; a miss is generated and put. Generating and
+//! verifying payloads is the client's own work: its time is taken off the elapsed time that
+//! throughput is computed from, and off the CPU time that is reported.
+
+use std::cell::RefCell;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use hdrhistogram::Histogram;
+use nix::sys::resource::{UsageWho, getrusage};
+use terrace_engine::{
+    BlockKind, Engine, EngineConfig, EngineStats, GetOptions, Hint, HugepageMode, KeyHash, Lookup,
+    MemTier, Namespace, PutOptions, PutOutcome, RequestContext, Tier, block_on, hugepages,
+};
+use terrace_types::limits::{BLOCK_LEN_MAX, HUGEPAGE_LEN, SLOT_ALIGN};
+
+use crate::payload;
+use crate::trace::{Trace, TraceRequest};
+
+/// Most requests in flight: each holds a payload of its own.
+const IODEPTH_MAX: usize = 4096;
+
+/// How fast requests arrive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Speed {
+    /// The next one as soon as one ends: a closed loop.
+    Max,
+    /// At the trace's times divided by this: an open loop.
+    Times(f64),
+}
+
+impl FromStr for Speed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.eq_ignore_ascii_case("max") {
+            return Ok(Self::Max);
+        }
+        let times: f64 = text
+            .parse()
+            .map_err(|_| format!("`{text}` is neither max nor a number"))?;
+        if !(1e-6..=1e9).contains(&times) {
+            return Err(format!(
+                "{times} is out of range; allowed is 0.000001 to 1000000000"
+            ));
+        }
+        Ok(Self::Times(times))
+    }
+}
+
+/// How to replay.
+#[derive(Clone, Debug)]
+pub struct ReplayOptions {
+    /// Name of the policy.
+    pub policy: String,
+    /// Shards of the engine.
+    pub shards: usize,
+    /// Bytes of DRAM; `None` lets them follow from `dram_blocks`, or is 1 GiB.
+    pub dram: Option<u64>,
+    /// Cap in blocks.
+    pub dram_blocks: Option<usize>,
+    /// Bytes of the tier below; 0 for none.
+    pub nvme: u64,
+    /// Length of every block, in bytes.
+    pub block_len: u64,
+    /// Requests in flight.
+    pub iodepth: usize,
+    /// Arrival of requests.
+    pub speed: Speed,
+    /// Whether DRAM must lie on hugepages.
+    pub hugepages: HugepageMode,
+    /// Whether to show progress on a terminal.
+    pub progress: bool,
+}
+
+impl ReplayOptions {
+    /// Checks what the engine does not check itself.
+    ///
+    /// # Errors
+    /// Names the flag, its value and the limit.
+    pub fn validate(&self) -> anyhow::Result<()> {
+        let (len, depth) = (self.block_len, self.iodepth);
+        ensure!(
+            (1..=BLOCK_LEN_MAX).contains(&len),
+            "--block-len is {len}; allowed is 1 to {BLOCK_LEN_MAX}"
+        );
+        ensure!(
+            (1..=IODEPTH_MAX).contains(&depth),
+            "--iodepth is {depth}; allowed is 1 to {IODEPTH_MAX}"
+        );
+        if self.dram_blocks == Some(0) {
+            bail!("--dram-blocks is 0; allowed is at least one a shard");
+        }
+        self.engine_config().validate().context("open the engine")
+    }
+
+    /// The engine to replay on.
+    #[must_use]
+    pub fn engine_config(&self) -> EngineConfig {
+        EngineConfig {
+            dram_bytes: self.dram_bytes(),
+            dram_blocks: self.dram_blocks,
+            shards: self.shards,
+            hugepages: self.hugepages,
+            policy: self.policy.clone(),
+            block_lens: vec![self.block_len],
+            ..EngineConfig::default()
+        }
+    }
+
+    /// With a cap in blocks only: room for them, their slabs' tails, and one slab a shard.
+    fn dram_bytes(&self) -> u64 {
+        let Some(blocks) = self.dram_blocks.filter(|_| self.dram.is_none()) else {
+            return self.dram.unwrap_or(1 << 30);
+        };
+        let slot = self.block_len.next_multiple_of(SLOT_ALIGN);
+        let shards = self.shards.max(1) as u64;
+        let share = (blocks as u64).div_ceil(shards).saturating_mul(slot);
+        let arena = share
+            .saturating_add(share / 16)
+            .saturating_add(2 * slot.max(HUGEPAGE_LEN));
+        arena
+            .checked_next_multiple_of(HUGEPAGE_LEN)
+            .unwrap_or(u64::MAX)
+            .saturating_mul(shards)
+    }
+}
+
+/// What became of the puts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PutCounts {
+    /// Stored.
+    pub stored: u64,
+    /// Stored already.
+    pub exists: u64,
+    /// Rejected.
+    pub rejected: u64,
+    /// No room within the wait.
+    pub busy: u64,
+}
+
+/// What a replay came to.
+pub struct ReplayOutcome {
+    /// Requests replayed.
+    pub requests: u64,
+    /// Blocks looked up.
+    pub accesses: u64,
+    /// Hits in DRAM.
+    pub dram_hits: u64,
+    /// Hits in the tier below.
+    pub nvme_hits: u64,
+    /// Lookups that found nothing.
+    pub misses: u64,
+    /// Lookups answered `Unavailable`.
+    pub unavailable: u64,
+    /// Hits whose bytes were not those of their block.
+    pub verify_failures: u64,
+    /// Outcomes of puts.
+    pub puts: PutCounts,
+    /// Latency of lookups that hit DRAM, in nanoseconds.
+    pub dram_ns: Histogram<u64>,
+    /// Latency of lookups that hit the tier below, in nanoseconds.
+    pub nvme_ns: Histogram<u64>,
+    /// Latency of puts, in nanoseconds.
+    pub put_ns: Histogram<u64>,
+    /// Time from the first request to the end of the last.
+    pub elapsed: Duration,
+    /// Time the client spent on generating and verifying payloads.
+    pub client: Duration,
+    /// CPU time of the process, without the client's own.
+    pub cpu: Duration,
+    /// Payload bytes handed out and taken in.
+    pub bytes: u64,
+    /// RSS plus hugetlb pages at the end, in bytes.
+    pub memory_bytes: u64,
+    /// The engine's own counters.
+    pub stats: EngineStats,
+}
+
+struct Tally {
+    outcome: ReplayOutcome,
+    buffers: Vec<Vec<u8>>,
+}
+
+struct Client<'a> {
+    engine: &'a Engine,
+    namespace: Namespace,
+    block_len: u64,
+    tally: RefCell<Tally>,
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the client measures from outside the engine"
+)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Replays `trace` on a new engine and closes it.
+///
+/// # Errors
+/// When the engine cannot be opened; the message names the field or resource.
+pub fn run(options: &ReplayOptions, trace: &Trace) -> anyhow::Result<ReplayOutcome> {
+    options.validate()?;
+    let mut builder = Engine::builder(options.engine_config());
+    if options.nvme > 0 {
+        let share = options.nvme / options.shards as u64;
+        builder = builder.below(move |_| Box::new(MemTier::new(share)));
+    }
+    let engine = builder.open().context("open the engine")?;
+    let namespace = engine.namespace(&format!("replay/{}", options.block_len))?;
+    let client = Client {
+        engine: &engine,
+        namespace,
+        block_len: options.block_len,
+        tally: RefCell::new(Tally {
+            outcome: empty()?,
+            buffers: Vec::new(),
+        }),
+    };
+    let bar = progress_bar(options, trace);
+    let (started, cpu_before) = (now(), cpu_time());
+    block_on(client.drive(options, trace, started, &bar));
+    let elapsed = started.elapsed();
+    let cpu = cpu_time().saturating_sub(cpu_before);
+    bar.finish_and_clear();
+    let mut outcome = client.tally.into_inner().outcome;
+    outcome.elapsed = elapsed;
+    outcome.cpu = cpu.saturating_sub(outcome.client);
+    outcome.memory_bytes = hugepages::process_memory_bytes();
+    outcome.stats = block_on(engine.stats());
+    block_on(engine.close(Duration::from_secs(10)));
+    Ok(outcome)
+}
+
+fn progress_bar(options: &ReplayOptions, trace: &Trace) -> indicatif::ProgressBar {
+    if !options.progress {
+        return indicatif::ProgressBar::hidden();
+    }
+    // Draws on stderr, and only when that is a terminal.
+    let bar = indicatif::ProgressBar::new(trace.requests.len() as u64);
+    let style = "{wide_bar} {pos}/{len} requests {per_sec} eta {eta}";
+    if let Ok(style) = indicatif::ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn empty() -> anyhow::Result<ReplayOutcome> {
+    let histogram = || Histogram::new(3).context("make a histogram");
+    Ok(ReplayOutcome {
+        requests: 0,
+        accesses: 0,
+        dram_hits: 0,
+        nvme_hits: 0,
+        misses: 0,
+        unavailable: 0,
+        verify_failures: 0,
+        puts: PutCounts::default(),
+        dram_ns: histogram()?,
+        nvme_ns: histogram()?,
+        put_ns: histogram()?,
+        elapsed: Duration::ZERO,
+        client: Duration::ZERO,
+        cpu: Duration::ZERO,
+        bytes: 0,
+        memory_bytes: 0,
+        stats: EngineStats::default(),
+    })
+}
+
+fn cpu_time() -> Duration {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else {
+        return Duration::ZERO;
+    };
+    let total = usage.user_time() + usage.system_time();
+    let micros = total.tv_sec() * 1_000_000 + total.tv_usec();
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+impl Client<'_> {
+    async fn drive(
+        &self,
+        options: &ReplayOptions,
+        trace: &Trace,
+        started: Instant,
+        bar: &indicatif::ProgressBar,
+    ) {
+        let mut in_flight = FuturesUnordered::new();
+        for request in &trace.requests {
+            if let Speed::Times(times) = options.speed {
+                #[expect(clippy::cast_precision_loss, reason = "times of a trace are short")]
+                let due = Duration::from_secs_f64(request.timestamp_ms as f64 / 1e3 / times);
+                let timer = async_io::Timer::at(started + due);
+                let rest = async { while in_flight.next().await.is_some() {} };
+                // Requests under way go on while the next one is not due.
+                let due = async {
+                    timer.await;
+                };
+                futures_lite::future::or(due, async {
+                    rest.await;
+                    std::future::pending::<()>().await;
+                })
+                .await;
+            }
+            while in_flight.len() >= options.iodepth {
+                in_flight.next().await;
+            }
+            in_flight.push(self.request(request));
+            bar.inc(1);
+        }
+        while in_flight.next().await.is_some() {}
+    }
+
+    async fn request(&self, request: &TraceRequest) {
+        let mut parent: Option<KeyHash> = None;
+        let count = request.blocks.len();
+        for (depth, id) in request.blocks.iter().enumerate() {
+            let Ok(key) = self.namespace.key(&id.to_le_bytes()) else {
+                continue;
+            };
+            let last = request.is_chain && depth + 1 == count;
+            let hint = Hint {
+                parent: parent.filter(|_| request.is_chain),
+                depth: u32::try_from(depth).unwrap_or(u32::MAX),
+                kind: if last {
+                    BlockKind::Tail
+                } else {
+                    BlockKind::Full
+                },
+            };
+            // Zero would mean "take the engine's clock".
+            let context = RequestContext {
+                clock_ms: request.timestamp_ms + 1,
+                ..RequestContext::default()
+            };
+            self.access(&key, *id, hint, context).await;
+            parent = Some(key.hash());
+        }
+        self.tally.borrow_mut().outcome.requests += 1;
+    }
+
+    async fn access(
+        &self,
+        key: &terrace_engine::BlockKey,
+        id: u64,
+        hint: Hint,
+        context: RequestContext,
+    ) {
+        let begun = now();
+        let found = self.engine.get(key, &GetOptions { hint, context }).await;
+        let took = nanos(begun);
+        let missed = {
+            let mut tally = self.tally.borrow_mut();
+            let outcome = &mut tally.outcome;
+            outcome.accesses += 1;
+            match found {
+                Lookup::Hit { tier, value } => {
+                    let (hits, histogram) = match tier {
+                        Tier::Dram => (&mut outcome.dram_hits, &mut outcome.dram_ns),
+                        Tier::Nvme => (&mut outcome.nvme_hits, &mut outcome.nvme_ns),
+                    };
+                    *hits += 1;
+                    histogram.saturating_record(took);
+                    outcome.bytes += value.len() as u64;
+                    let checking = now();
+                    let whole = value.len() as u64 == self.block_len;
+                    if !whole || !payload::verify(id, &value) {
+                        outcome.verify_failures += 1;
+                    }
+                    outcome.client += checking.elapsed();
+                    false
+                }
+                Lookup::Miss => {
+                    outcome.misses += 1;
+                    true
+                }
+                Lookup::Unavailable(_) => {
+                    outcome.unavailable += 1;
+                    false
+                }
+            }
+        };
+        if missed {
+            self.put(key, id, hint, context).await;
+        }
+    }
+
+    async fn put(
+        &self,
+        key: &terrace_engine::BlockKey,
+        id: u64,
+        hint: Hint,
+        context: RequestContext,
+    ) {
+        let mut buffer = self.tally.borrow_mut().buffers.pop().unwrap_or_default();
+        let making = now();
+        buffer.resize(usize::try_from(self.block_len).unwrap_or(0), 0);
+        payload::fill(id, &mut buffer);
+        self.tally.borrow_mut().outcome.client += making.elapsed();
+        let begun = now();
+        let options = PutOptions {
+            hint,
+            context,
+            ..PutOptions::default()
+        };
+        let put = self.engine.put(key, &buffer, &options).await;
+        let took = nanos(begun);
+        let mut tally = self.tally.borrow_mut();
+        tally.buffers.push(buffer);
+        let outcome = &mut tally.outcome;
+        outcome.put_ns.saturating_record(took);
+        match put {
+            PutOutcome::Stored { .. } => {
+                outcome.puts.stored += 1;
+                outcome.bytes += self.block_len;
+            }
+            PutOutcome::AlreadyExists { .. } => outcome.puts.exists += 1,
+            PutOutcome::Rejected(_) => outcome.puts.rejected += 1,
+            PutOutcome::Busy => outcome.puts.busy += 1,
+        }
+    }
+}
+
+fn nanos(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
