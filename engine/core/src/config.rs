@@ -189,126 +189,32 @@ mod tests {
 
     #[test]
     fn config_out_of_range_names_field_value_and_limit() {
-        let base = EngineConfig::default;
-        let wrong: Vec<(&str, EngineConfig)> = vec![
-            (
-                "shards",
-                EngineConfig {
-                    shards: 0,
-                    ..base()
-                },
-            ),
-            (
-                "shards",
-                EngineConfig {
-                    shards: 1000,
-                    ..base()
-                },
-            ),
-            (
-                "shards",
-                EngineConfig {
-                    shards: 5000,
-                    ..base()
-                },
-            ),
-            (
-                "dram_bytes",
-                EngineConfig {
-                    dram_bytes: 1 << 20,
-                    ..base()
-                },
-            ),
-            (
-                "dram_bytes",
-                EngineConfig {
-                    dram_bytes: u64::MAX,
-                    ..base()
-                },
-            ),
-            (
-                "dram_blocks",
-                EngineConfig {
-                    dram_blocks: Some(0),
-                    ..base()
-                },
-            ),
-            (
-                "policy",
-                EngineConfig {
-                    policy: "MRU".to_owned(),
-                    ..base()
-                },
-            ),
-            (
-                "block_lens",
-                EngineConfig {
-                    block_lens: vec![0],
-                    ..base()
-                },
-            ),
-            (
-                "block_lens",
-                EngineConfig {
-                    block_lens: vec![BLOCK_LEN_MAX + 1],
-                    ..base()
-                },
-            ),
-            (
-                "block_lens",
-                EngineConfig {
-                    block_lens: vec![4096; 33],
-                    ..base()
-                },
-            ),
-            (
-                "pinned_ratio_max",
-                EngineConfig {
-                    pinned_ratio_max: 0.0,
-                    ..base()
-                },
-            ),
-            (
-                "pinned_ratio_max",
-                EngineConfig {
-                    pinned_ratio_max: f64::NAN,
-                    ..base()
-                },
-            ),
-            (
-                "free_ratio_low",
-                EngineConfig {
-                    free_ratio_low: -0.1,
-                    ..base()
-                },
-            ),
-            (
-                "free_ratio_high",
-                EngineConfig {
-                    free_ratio_high: 0.01,
-                    ..base()
-                },
-            ),
-            (
-                "busy_wait",
-                EngineConfig {
-                    busy_wait: Duration::from_secs(4000),
-                    ..base()
-                },
-            ),
-            (
-                "mailbox_len",
-                EngineConfig {
-                    mailbox_len: 0,
-                    ..base()
-                },
-            ),
+        type Change = fn(&mut EngineConfig);
+        let wrong: [(&str, Change); 16] = [
+            ("shards", |c| c.shards = 0),
+            ("shards", |c| c.shards = 1000),
+            ("shards", |c| c.shards = 5000),
+            ("dram_bytes", |c| c.dram_bytes = 1 << 20),
+            ("dram_bytes", |c| c.dram_bytes = u64::MAX),
+            ("dram_blocks", |c| c.dram_blocks = Some(0)),
+            ("policy", |c| c.policy = "MRU".to_owned()),
+            ("block_lens", |c| c.block_lens = vec![0]),
+            ("block_lens", |c| c.block_lens = vec![BLOCK_LEN_MAX + 1]),
+            ("block_lens", |c| c.block_lens = vec![4096; 33]),
+            ("pinned_ratio_max", |c| c.pinned_ratio_max = 0.0),
+            ("pinned_ratio_max", |c| c.pinned_ratio_max = f64::NAN),
+            ("free_ratio_low", |c| c.free_ratio_low = -0.1),
+            ("free_ratio_high", |c| c.free_ratio_high = 0.01),
+            ("busy_wait", |c| c.busy_wait = Duration::from_secs(4000)),
+            ("mailbox_len", |c| c.mailbox_len = 0),
         ];
-        for (field, config) in wrong {
+        for (field, change) in wrong {
+            let mut config = EngineConfig::default();
+            change(&mut config);
             let error = config.validate().expect_err(field).to_string();
             assert!(error.contains(field), "{error}");
         }
-        assert!(base().validate().is_ok());
+        assert!(EngineConfig::default().validate().is_ok());
     }
 
     #[test]

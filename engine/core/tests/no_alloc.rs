@@ -1,6 +1,8 @@
 //! Aim: a DRAM hit on the shard's thread allocates nothing, with every policy. Method: an
 //! allocator that counts, around ten thousand hits; the put before shows that it does count.
 
+#![forbid(unsafe_code)]
+
 use std::alloc::System;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};

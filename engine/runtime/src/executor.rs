@@ -294,20 +294,12 @@ fn process_origin() -> Instant {
 pub struct MonotonicClock;
 
 impl Clock for MonotonicClock {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "584 years of nanoseconds fit"
-    )]
     fn now(&self) -> Nanos {
         Nanos(process_origin().elapsed().as_nanos() as u64 + 1)
     }
 }
 
 impl Clock for GlommioRuntime {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "584 years of nanoseconds fit"
-    )]
     fn now(&self) -> Nanos {
         Nanos(self.origin.elapsed().as_nanos() as u64 + 1)
     }

@@ -543,12 +543,8 @@ mod tests {
         (0..5).for_each(|id| ghosts.remember(KeyHash(id)));
         ghosts.remember(KeyHash(2));
         ghosts.check();
-        assert_eq!(
-            (0..5)
-                .map(|id| ghosts.forget(KeyHash(id)))
-                .collect::<Vec<_>>(),
-            [false, false, true, true, true]
-        );
+        let left: Vec<_> = (0..5).filter(|&id| ghosts.forget(KeyHash(id))).collect();
+        assert_eq!(left, [2, 3, 4]);
         ghosts.check();
     }
 

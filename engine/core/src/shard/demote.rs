@@ -2,94 +2,52 @@
 
 use std::rc::Rc;
 
-use terrace_slab::published_bytes;
-use terrace_types::{Access, BlockIx};
+use terrace_slab::{SlotIx, published_bytes};
+use terrace_types::{Access, BlockIx, Checksum};
 
 use super::Shard;
-use crate::below::Demoted;
+use crate::below::{Demoted, StoredBelow, TierBelow, TierError};
 use crate::events::EventKind;
 use crate::index::{DEMOTING, ERASED};
 
+/// A block on its way down.
+pub(super) struct Leaving {
+    block: BlockIx,
+    key: Box<[u8]>,
+    checksum: Checksum,
+    slot: SlotIx,
+    len: u32,
+}
+
 impl Shard {
-    /// Writes a block, which the policy has given up, to the tier below, and frees its slot
-    /// unless somebody took an interest in it meanwhile.
-    pub(super) async fn demote(self: &Rc<Self>, block: BlockIx) {
+    /// Writes blocks, marked as on their way down, to the tier below, and frees their slots
+    /// unless somebody took an interest in them meanwhile.
+    pub(super) async fn demote(self: &Rc<Self>, leaving: Vec<Leaving>) {
         let Some(below) = &self.below else { return };
-        let (key, checksum, slot, len) = {
-            let mut state = self.state.borrow_mut();
-            let state = &mut *state;
-            let record = state.index.record_mut(block);
-            let Some(slot) = record.slot() else { return };
-            record.flags |= DEMOTING;
-            // A pin of the write's own, not counted against callers' bound.
-            record.pins += 1;
-            state.pinned_bytes += state.pool.slot_len(slot);
-            let record = state.index.record(block);
-            (
-                Box::<[u8]>::from(state.index.key_of(record)),
-                record.checksum(),
-                slot,
-                record.len,
-            )
-        };
-        let payload = published_bytes(&self.shared, slot, len);
-        let stored = below
-            .store(Demoted {
-                block,
-                key: &key,
-                checksum,
-                payload,
-            })
-            .await;
-        let mut state = self.state.borrow_mut();
-        let state = &mut *state;
-        state.index.record_mut(block).flags &= !DEMOTING;
-        let mut keep = false;
-        match stored {
-            Ok(stored) => {
-                state.counters.demotions += 1;
-                state.counters.demoted_bytes += u64::from(len);
-                for (gone, location) in stored.gone {
-                    state.forget_below(gone, location);
-                }
-                if state.index.record(block).is(ERASED) {
-                    below.forget(stored.location);
-                } else {
-                    state
-                        .index
-                        .record_mut(block)
-                        .set_below(Some(stored.location));
-                    keep = state.index.record(block).pins > 1;
-                }
-            }
-            Err(error) => {
-                state.counters.demotions_failed += 1;
+        for Leaving {
+            block,
+            key,
+            checksum,
+            slot,
+            len,
+        } in leaving
+        {
+            let payload = published_bytes(&self.shared, slot, len);
+            let stored = below
+                .store(Demoted {
+                    block,
+                    key: &key,
+                    checksum,
+                    payload,
+                })
+                .await;
+            if let Err(error) = &stored {
                 tracing::warn!(shard = self.number, %error, "a block could not be written below");
             }
+            self.state
+                .borrow_mut()
+                .end_demotion(block, stored, self.number, &**below);
         }
-        if !state.index.record(block).is(ERASED) {
-            if keep || state.index.record(block).pins > 1 {
-                // Read again while on its way: it stays up, its copy below stays too.
-                let id = state.index.record(block).hash();
-                state.policy.on_insert(
-                    block,
-                    &Access {
-                        len,
-                        ..Access::plain(id)
-                    },
-                );
-                state.unpin(block);
-            } else {
-                state.unpin(block);
-                state.evict(block, self.number, Some(&**below));
-            }
-        } else {
-            state.unpin(block);
-        }
-        while let Some(pending) = state.policy.take_pending() {
-            state.evict(pending, self.number, Some(&**below));
-        }
-        state.wake_waiting();
     }
 
     /// Starts the task that keeps some of DRAM free, when too little is.
@@ -103,22 +61,15 @@ impl Shard {
         let shard = Rc::clone(self);
         self.spawn(Box::pin(async move {
             while shard.unavailable().is_none() && shard.is_below_high() {
-                let victim = {
+                let leaving = {
                     let mut state = shard.state.borrow_mut();
-                    let state = &mut *state;
-                    let index = &state.index;
-                    state
-                        .policy
-                        .victim(&mut |block| index.record(block).pins == 0)
-                };
-                let Some(victim) = victim else { break };
-                let clean = shard.state.borrow().index.record(victim).below().is_some();
-                if clean {
                     let below = shard.below.as_deref();
-                    shard.state.borrow_mut().evict(victim, shard.number, below);
-                } else {
-                    shard.demote(victim).await;
-                }
+                    state
+                        .victim_of(None)
+                        .map(|victim| state.let_go(victim, shard.number, below))
+                };
+                let Some(leaving) = leaving else { break };
+                shard.demote(leaving).await;
                 shard.runtime.yield_now().await;
             }
             shard.state.borrow_mut().demoter_runs = false;
@@ -153,8 +104,92 @@ impl Shard {
 }
 
 impl super::State {
+    /// Gives up a victim of the policy and whatever else it gave up with it. Blocks that have
+    /// to be written below first are marked and returned; the rest leave DRAM here.
+    pub(super) fn let_go(
+        &mut self,
+        victim: BlockIx,
+        shard: usize,
+        below: Option<&dyn TierBelow>,
+    ) -> Vec<Leaving> {
+        let mut leaving = Vec::new();
+        let mut next = Some(victim);
+        while let Some(block) = next {
+            if below.is_some() && self.index.record(block).below().is_none() {
+                leaving.extend(self.begin_demotion(block));
+            } else {
+                self.give_up(block, shard, below);
+            }
+            next = self.policy.take_pending();
+        }
+        leaving
+    }
+
+    /// Marks a block as on its way down, held by a pin of the write's own.
+    fn begin_demotion(&mut self, block: BlockIx) -> Option<Leaving> {
+        let record = self.index.record_mut(block);
+        let slot = record.slot()?;
+        record.flags |= DEMOTING;
+        // The policy picked a block without pins, so this is the first.
+        record.pins += 1;
+        self.pinned_bytes += self.pool.slot_len(slot);
+        let record = self.index.record(block);
+        let key = Box::from(self.index.key_of(record));
+        Some(Leaving {
+            block,
+            key,
+            checksum: record.checksum(),
+            slot,
+            len: record.len,
+        })
+    }
+
+    /// Takes in what the write came to: the block leaves DRAM, stays for a reader that came
+    /// meanwhile, or is gone because its key was removed.
+    fn end_demotion(
+        &mut self,
+        block: BlockIx,
+        stored: Result<StoredBelow, TierError>,
+        shard: usize,
+        below: &dyn TierBelow,
+    ) {
+        let record = self.index.record_mut(block);
+        record.flags &= !DEMOTING;
+        let (erased, len, id) = (record.is(ERASED), record.len, record.hash());
+        let read_meanwhile = record.pins > 1;
+        match stored {
+            Ok(StoredBelow { location, gone }) => {
+                self.counters.demotions += 1;
+                self.counters.demoted_bytes += u64::from(len);
+                for (gone, at) in gone {
+                    self.forget_below(gone, at, shard);
+                }
+                if erased {
+                    below.forget(location);
+                } else {
+                    self.index.record_mut(block).set_below(Some(location));
+                }
+            }
+            Err(_) => self.counters.demotions_failed += 1,
+        }
+        if !erased && read_meanwhile {
+            self.policy.on_insert(
+                block,
+                &Access {
+                    len,
+                    ..Access::plain(id)
+                },
+            );
+        }
+        self.unpin(block);
+        if !erased && !read_meanwhile {
+            self.give_up(block, shard, Some(below));
+        }
+        self.wake_waiting();
+    }
+
     /// The tier below gave a block up by itself.
-    fn forget_below(&mut self, block: BlockIx, location: u32) {
+    fn forget_below(&mut self, block: BlockIx, location: u32, shard: usize) {
         let record = self.index.record_mut(block);
         if record.is(ERASED) || record.below() != Some(location) {
             return;
@@ -163,7 +198,7 @@ impl super::State {
         self.counters.below_evictions += 1;
         if self.index.record(block).slot().is_none() {
             self.counters.evictions += 1;
-            self.emit(0, EventKind::Evicted, block);
+            self.emit(shard, EventKind::Evicted, block);
             self.erase(block, None);
         }
     }

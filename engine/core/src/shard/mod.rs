@@ -61,6 +61,19 @@ pub(crate) struct Plugins {
     pub(crate) below: Option<TierFactory>,
 }
 
+impl Plugins {
+    fn make_policy(
+        &self,
+        config: &EngineConfig,
+        policy_config: PolicyConfig,
+    ) -> Result<Box<dyn Policy>, Error> {
+        match &self.policy {
+            Some(factory) => factory(policy_config),
+            None => Ok(policy::by_name(&config.policy, policy_config)?),
+        }
+    }
+}
+
 /// Blocks the tier below may hold beyond those in DRAM, as a multiple of the arena's granules.
 const BELOW_BLOCKS_FACTOR: u64 = 8;
 
@@ -139,10 +152,7 @@ impl Shard {
             capacity_blocks: expected,
             blocks_max,
         };
-        let policy = match &plugins.policy {
-            Some(factory) => factory(policy_config)?,
-            None => policy::by_name(&config.policy, policy_config)?,
-        };
+        let policy = plugins.make_policy(&config, policy_config)?;
         #[expect(
             clippy::cast_precision_loss,
             reason = "a share of memory needs no last bit"

@@ -8,6 +8,7 @@ use futures_lite::future::or;
 use terrace_slab::{ClassChoice, ClassIx, SlotWriter};
 use terrace_types::{BlockIx, Nanos};
 
+use super::demote::Leaving;
 use super::{Shard, State};
 use crate::below::TierBelow;
 use crate::events::EventKind;
@@ -17,8 +18,8 @@ use crate::index::{DEMOTING, PROMOTING, Record};
 pub(super) enum Room {
     /// There is a slot.
     Slot(SlotWriter),
-    /// This block has to go down before its slot is free.
-    Demote(BlockIx),
+    /// These blocks have to go down before their slots are free.
+    Demote(Vec<Leaving>),
     /// Everything is pinned, being written, or on its way.
     None,
 }
@@ -39,7 +40,7 @@ impl Shard {
                     self.start_demoter();
                     return Some(writer);
                 }
-                Room::Demote(block) => self.demote(block).await,
+                Room::Demote(leaving) => self.demote(leaving).await,
                 Room::None => {
                     if !self.wait_for_room(deadline).await {
                         return None;
@@ -95,10 +96,12 @@ impl State {
         below: Option<&dyn TierBelow>,
     ) -> Room {
         while self.dram_blocks + self.writers.len() >= self.blocks_cap {
-            match self.victim_of(None) {
-                None => return Room::None,
-                Some(victim) if self.needs_demotion(victim, below) => return Room::Demote(victim),
-                Some(victim) => self.evict(victim, shard, below),
+            let Some(victim) = self.victim_of(None) else {
+                return Room::None;
+            };
+            let leaving = self.let_go(victim, shard, below);
+            if !leaving.is_empty() {
+                return Room::Demote(leaving);
             }
         }
         let class = match self.pool.choose_class(len) {
@@ -128,25 +131,25 @@ impl State {
                 self.writers.insert(slot, len);
                 return Room::Slot(self.pool.writer(slot, len));
             }
-            match self.victim_of(Some(class)) {
-                Some(victim) if self.needs_demotion(victim, below) => return Room::Demote(victim),
-                Some(victim) => self.evict(victim, shard, below),
-                None if self.move_slab(class, shard, below) => {}
+            let victim = match self.victim_of(Some(class)) {
+                Some(victim) => victim,
+                None if self.move_slab(class, shard, below) => continue,
                 // No slab can move: the coldest blocks of other classes go one by one, until
                 // one of this class is among the coldest or a run of pages is free.
                 None => match self.victim_of(None) {
-                    Some(victim) if self.needs_demotion(victim, below) => {
-                        return Room::Demote(victim);
-                    }
-                    Some(victim) => self.evict(victim, shard, below),
+                    Some(victim) => victim,
                     None => return Room::None,
                 },
+            };
+            let leaving = self.let_go(victim, shard, below);
+            if !leaving.is_empty() {
+                return Room::Demote(leaving);
             }
         }
     }
 
     /// The policy's next victim that is not pinned; with `class`, among its slots only.
-    fn victim_of(&mut self, class: Option<ClassIx>) -> Option<BlockIx> {
+    pub(super) fn victim_of(&mut self, class: Option<ClassIx>) -> Option<BlockIx> {
         let (index, pool) = (&self.index, &self.pool);
         let mut evictable = |block: BlockIx| {
             let record = index.record(block);
@@ -160,20 +163,9 @@ impl State {
         self.policy.victim(&mut evictable)
     }
 
-    fn needs_demotion(&self, block: BlockIx, below: Option<&dyn TierBelow>) -> bool {
-        below.is_some() && self.index.record(block).below().is_none()
-    }
-
     /// Drops a block's DRAM copy, and the block with it when no other tier holds one. The
     /// policy has forgotten it already.
-    pub(super) fn evict(&mut self, block: BlockIx, shard: usize, below: Option<&dyn TierBelow>) {
-        self.give_up(block, shard, below);
-        while let Some(pending) = self.policy.take_pending() {
-            self.give_up(pending, shard, below);
-        }
-    }
-
-    fn give_up(&mut self, block: BlockIx, shard: usize, below: Option<&dyn TierBelow>) {
+    pub(super) fn give_up(&mut self, block: BlockIx, shard: usize, below: Option<&dyn TierBelow>) {
         if self.index.record(block).below().is_some() {
             self.emit(shard, EventKind::Demoted, block);
             self.drop_slot(block);

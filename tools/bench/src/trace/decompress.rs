@@ -1,7 +1,7 @@
 //! Owns undoing the compression of a trace file, told by its magic bytes, and bounding the result.
 //!
-//! Everything past the file itself is foreign input to foreign decoders, so the stream stops for
-//! good at the first error.
+//! Foreign decoders meet foreign bytes here. They hold asserts of their own, so a panic of theirs
+//! counts as damage, and the stream stops for good at the first error.
 
 #![deny(clippy::indexing_slicing)]
 
@@ -98,7 +98,9 @@ impl Decompressed<'_> {
 impl Read for Decompressed<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let inner = &mut self.inner;
-        let result = inner.read(buf);
+        // Unwind safe: nothing reads `inner` again after a panic, and `buf` holds plain bytes.
+        let result = panic::catch_unwind(AssertUnwindSafe(|| inner.read(buf)))
+            .unwrap_or_else(|_| Err(io::Error::other("the decoder panicked")));
         let read_len = match result {
             Ok(read_len) => read_len,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
@@ -120,5 +122,32 @@ impl Read for Decompressed<'_> {
             .into());
         }
         Ok(read_len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_panicking_decoder_is_damage_and_ends_the_stream() {
+        struct Panicking;
+        impl Read for Panicking {
+            fn read(&mut self, _buf: &mut [u8]) -> io::Result<usize> {
+                panic!("expected by this test");
+            }
+        }
+        let mut stream = Decompressed {
+            inner: Box::new(Panicking),
+            compression: Some("zstd"),
+            offset: 9,
+            len_max: 100,
+        };
+        let error = TraceError::from_read(Path::new("t"), stream.read(&mut [0]).unwrap_err());
+        assert_eq!(
+            error.to_string(),
+            "t: zstd stream damaged after 9 decompressed bytes: the decoder panicked"
+        );
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -67,7 +67,9 @@ fn ln(x: f64) -> f64 {
     // ln m = 2 artanh((m - 1) / (m + 1)); the argument is below 1/3, so 14 terms reach 1e-14.
     let ratio = (mantissa - 1.0) / (mantissa + 1.0);
     let square = ratio * ratio;
-    let series = (0..14).rev().fold(0.0, |sum, k| sum * square + 1.0 / f64::from(2 * k + 1));
+    let series = (0..14)
+        .rev()
+        .fold(0.0, |sum, k| sum * square + 1.0 / f64::from(2 * k + 1));
     exponent * std::f64::consts::LN_2 + 2.0 * ratio * series
 }
 
@@ -75,7 +77,9 @@ fn ln(x: f64) -> f64 {
 fn exp(x: f64) -> f64 {
     // exp(x) = exp(x / 1024)^1024: ten squarings of a series that needs few terms.
     let small = x / 1024.0;
-    let series = (1..=8).rev().fold(1.0, |sum, k| 1.0 + sum * small / f64::from(k));
+    let series = (1..=8)
+        .rev()
+        .fold(1.0, |sum, k| 1.0 + sum * small / f64::from(k));
     (0..10).fold(series, |power, _| power * power)
 }
 
@@ -109,8 +113,13 @@ mod tests {
         let count = 20_000;
         let mean = (0..count).map(|_| random.exponential(10.0)).sum::<f64>() / f64::from(count);
         assert!((9.7..10.3).contains(&mean), "mean {mean}");
-        let below = (0..count).filter(|_| random.log_normal(100.0, 1.0) < 100.0).count();
-        assert!((9_700..10_300).contains(&below), "below the median: {below}");
+        let below = (0..count)
+            .filter(|_| random.log_normal(100.0, 1.0) < 100.0)
+            .count();
+        assert!(
+            (9_700..10_300).contains(&below),
+            "below the median: {below}"
+        );
         let hits = (0..count).filter(|_| random.chance(0.25)).count();
         assert!((4_800..5_200).contains(&hits), "hits {hits}");
     }

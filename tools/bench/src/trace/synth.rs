@@ -105,29 +105,52 @@ impl Trace {
     pub fn synthesize(config: &SynthConfig) -> Result<Self, SynthError> {
         config.check()?;
         let mut generator = Generator::new(config);
-        let requests = (0..config.requests).map(|_| generator.next_request()).collect();
-        Ok(Self { name: format!("synth-{}", config.seed), requests })
+        let requests = (0..config.requests)
+            .map(|_| generator.next_request())
+            .collect();
+        Ok(Self {
+            name: format!("synth-{}", config.seed),
+            requests,
+        })
     }
 }
 
 impl SynthConfig {
     fn check(&self) -> Result<(), SynthError> {
-        #[expect(clippy::cast_precision_loss, reason = "compared with a far smaller limit")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "compared with a far smaller limit"
+        )]
         let requests = self.requests as f64;
         let context_blocks = f64::from(self.context_tokens_max) / f64::from(self.block_tokens);
         let ranges = [
             // A request of the default shape costs about 300 bytes: 2.5 GB.
             ("requests", requests, 0.0, f64::from(1 << 23)),
             // A block of one token cannot be partial.
-            ("block_tokens", f64::from(self.block_tokens), 2.0, f64::from(1 << 20)),
+            (
+                "block_tokens",
+                f64::from(self.block_tokens),
+                2.0,
+                f64::from(1 << 20),
+            ),
             ("session_gap_ms_mean", self.session_gap_ms_mean, 0.001, 1e9),
             ("turns_mean", self.turns_mean, 1.0, 1e6),
             ("turn_gap_ms_median", self.turn_gap_ms_median, 0.0, 1e9),
             ("first_tokens_median", self.first_tokens_median, 1.0, 1e8),
             ("turn_tokens_median", self.turn_tokens_median, 1.0, 1e8),
             ("output_tokens_median", self.output_tokens_median, 1.0, 1e8),
-            ("system_prompts", f64::from(self.system_prompts), 1.0, f64::from(1 << 16)),
-            ("context_tokens_max", f64::from(self.context_tokens_max), 0.0, f64::from(1 << 30)),
+            (
+                "system_prompts",
+                f64::from(self.system_prompts),
+                1.0,
+                f64::from(1 << 16),
+            ),
+            (
+                "context_tokens_max",
+                f64::from(self.context_tokens_max),
+                0.0,
+                f64::from(1 << 30),
+            ),
             (
                 "context_tokens_max / block_tokens",
                 context_blocks,
@@ -138,7 +161,12 @@ impl SynthConfig {
         for (field, value, min, max) in ranges {
             // Written so that NaN is refused.
             if !(min..=max).contains(&value) {
-                return Err(SynthError::OutOfRange { field, value, min, max });
+                return Err(SynthError::OutOfRange {
+                    field,
+                    value,
+                    min,
+                    max,
+                });
             }
         }
         Ok(())
@@ -241,7 +269,10 @@ impl<'a> Generator<'a> {
             }
         }
         // Rounding may leave a trace of weight over.
-        self.prompts.last().expect("check() asks for one prompt or more").clone()
+        self.prompts
+            .last()
+            .expect("check() asks for one prompt or more")
+            .clone()
     }
 
     fn wait(&mut self, until_ms: u64, session: Session) {
@@ -253,7 +284,10 @@ impl<'a> Generator<'a> {
         let block_tokens = self.config.block_tokens;
         let input_tokens = self.input_tokens(&session);
         let full_count = (input_tokens / block_tokens) as usize;
-        assert!(session.chain.len() <= full_count, "a conversation only grows");
+        assert!(
+            session.chain.len() <= full_count,
+            "a conversation only grows"
+        );
         while session.chain.len() < full_count {
             session.chain.push(self.fresh_block());
         }
@@ -263,22 +297,37 @@ impl<'a> Generator<'a> {
         let output_tokens = self.tokens(self.config.output_tokens_median, OUTPUT_TOKENS_SIGMA);
         session.context_tokens = input_tokens.saturating_add(output_tokens);
         session.message_tokens = self.tokens(self.config.turn_tokens_median, TURN_TOKENS_SIGMA);
-        let prompt_tokens = session.context_tokens.saturating_add(session.message_tokens);
+        let prompt_tokens = session
+            .context_tokens
+            .saturating_add(session.message_tokens);
         let has_more_turns = self.random.chance(1.0 - 1.0 / self.config.turns_mean);
         if has_more_turns && prompt_tokens < self.config.context_tokens_max {
-            let pause = self.random.log_normal(self.config.turn_gap_ms_median, TURN_GAP_SIGMA);
+            let pause = self
+                .random
+                .log_normal(self.config.turn_gap_ms_median, TURN_GAP_SIGMA);
             self.wait(timestamp_ms.saturating_add(whole(pause)), session);
         }
-        TraceRequest { timestamp_ms, input_tokens, output_tokens, blocks, is_chain: true }
+        TraceRequest {
+            timestamp_ms,
+            input_tokens,
+            output_tokens,
+            blocks,
+            is_chain: true,
+        }
     }
 
     /// Length of the prompt of the next turn: within the context, and never whole blocks only.
     fn input_tokens(&self, session: &Session) -> u32 {
-        let wanted = session.context_tokens.saturating_add(session.message_tokens);
+        let wanted = session
+            .context_tokens
+            .saturating_add(session.message_tokens);
         let tokens = wanted.min(self.config.context_tokens_max);
         // One token less could cut into the chain when the message is a single token; one more
         // exceeds the context at its end, where the message is far longer than that.
-        match (tokens.is_multiple_of(self.config.block_tokens), tokens < wanted) {
+        match (
+            tokens.is_multiple_of(self.config.block_tokens),
+            tokens < wanted,
+        ) {
             (true, true) => tokens - 1,
             (true, false) => tokens + 1,
             (false, _) => tokens,
