@@ -45,10 +45,10 @@ pub struct EngineConfig {
     pub mailbox_len: usize,
     /// How long a shard looks for work after the last before it parks.
     pub spin: Duration,
-    /// With a tier below: demotion begins when less than this share of DRAM is free.
-    pub free_ratio_low: f64,
-    /// With a tier below: demotion stops when this share of DRAM is free.
-    pub free_ratio_high: f64,
+    /// High watermark: with a tier below, demotion begins above this fill of DRAM.
+    pub fill_ratio_high: f64,
+    /// Low watermark: demotion stops below this fill.
+    pub fill_ratio_low: f64,
 }
 
 impl Default for EngineConfig {
@@ -66,8 +66,8 @@ impl Default for EngineConfig {
             busy_wait: Duration::from_millis(500),
             mailbox_len: 1024,
             spin: Duration::from_micros(20),
-            free_ratio_low: 0.02,
-            free_ratio_high: 0.04,
+            fill_ratio_high: 0.98,
+            fill_ratio_low: 0.96,
         }
     }
 }
@@ -133,12 +133,12 @@ impl EngineConfig {
             ratio > 0.0 && ratio <= 1.0,
             || "more than 0 and at most 1".to_owned(),
         )?;
-        let (low, high) = (self.free_ratio_low, self.free_ratio_high);
-        check("free_ratio_low", low, (0.0..=0.5).contains(&low), || {
-            "0 to 0.5".to_owned()
+        let (low, high) = (self.fill_ratio_low, self.fill_ratio_high);
+        check("fill_ratio_high", high, (0.5..=1.0).contains(&high), || {
+            "0.5 to 1".to_owned()
         })?;
-        check("free_ratio_high", high, (low..=0.9).contains(&high), || {
-            format!("{low} (free_ratio_low) to 0.9")
+        check("fill_ratio_low", low, (0.1..=high).contains(&low), || {
+            format!("0.1 to {high} (fill_ratio_high)")
         })?;
         for (field, wait) in [("busy_wait", self.busy_wait), ("spin", self.spin)] {
             check(field, format!("{wait:?}"), wait <= WAIT_MAX, || {
@@ -203,8 +203,8 @@ mod tests {
             ("block_lens", |c| c.block_lens = vec![4096; 33]),
             ("pinned_ratio_max", |c| c.pinned_ratio_max = 0.0),
             ("pinned_ratio_max", |c| c.pinned_ratio_max = f64::NAN),
-            ("free_ratio_low", |c| c.free_ratio_low = -0.1),
-            ("free_ratio_high", |c| c.free_ratio_high = 0.01),
+            ("fill_ratio_high", |c| c.fill_ratio_high = 1.1),
+            ("fill_ratio_low", |c| c.fill_ratio_low = 0.99),
             ("busy_wait", |c| c.busy_wait = Duration::from_secs(4000)),
             ("mailbox_len", |c| c.mailbox_len = 0),
         ];

@@ -1,5 +1,7 @@
 //! Aim: a DRAM hit on the shard's thread allocates nothing, with every policy. Method: an
-//! allocator that counts, around ten thousand hits; the put before shows that it does count.
+//! allocator that counts, around ten thousand hits; the put before shows that it does count. It
+//! counts all threads, so a round in which another one allocates is repeated: a hit that
+//! allocates would show in every round.
 
 #![forbid(unsafe_code)]
 
@@ -34,18 +36,21 @@ fn hit_on_the_shards_thread_allocates_nothing() {
                     .await;
             }
             let put = region.change().allocations;
-            let region = Region::new(COUNTING);
-            for at in 0..10_000 {
-                let TryGet::Hit(pin) = shard.try_get(&key(at % 1000), &GetOptions::default())
-                else {
-                    panic!("resident")
-                };
-                assert_eq!(pin[0], 7);
-            }
-            (put, region.change().allocations)
+            let hits = (0..20).map(|_| {
+                let region = Region::new(COUNTING);
+                for at in 0..10_000 {
+                    let TryGet::Hit(pin) = shard.try_get(&key(at % 1000), &GetOptions::default())
+                    else {
+                        panic!("resident")
+                    };
+                    assert_eq!(pin[0], 7);
+                }
+                region.change().allocations
+            });
+            (put, hits.min())
         }))
         .unwrap();
         assert!(put > 0, "the allocator must count");
-        assert_eq!(hits, 0, "{policy}");
+        assert_eq!(hits, Some(0), "{policy}");
     }
 }

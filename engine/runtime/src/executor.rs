@@ -379,7 +379,12 @@ mod tests {
         round();
         let before = open_fds();
         (0..20).for_each(|_| round());
-        assert_eq!(open_fds(), before);
+        // glommio closes files by its ring, a little after they are dropped.
+        let settled = (0..100_000).any(|_| {
+            std::thread::yield_now();
+            open_fds() <= before
+        });
+        assert!(settled, "{before} descriptors became {}", open_fds());
         let panicking = ShardThread::start(&config(), |_| async { panic!("on purpose") }).unwrap();
         assert!(!panicking.join());
     }

@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use terrace_bench::replay::{self, ReplayOptions, Speed};
 use terrace_bench::report;
 use terrace_bench::trace::{SynthConfig, Trace};
-use terrace_engine::HugepageMode;
+use terrace_engine::{Engine, EngineConfig, HugepageMode};
 use terrace_types::ByteLen;
 
 /// Measures the Terrace engine.
@@ -26,6 +26,24 @@ enum Command {
     /// Replay a trace: every block id becomes a block, hits are verified byte by byte, misses
     /// are generated and put.
     Replay(ReplayArgs),
+    /// Open an engine, say `ready`, leave it alone, and print the CPU time that took.
+    Idle(IdleArgs),
+}
+
+#[derive(Parser)]
+struct IdleArgs {
+    /// DRAM for blocks.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    dram: ByteLen,
+    /// Shards, each on a thread of its own.
+    #[arg(long, default_value_t = 1)]
+    shards: usize,
+    /// How long to leave it alone.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Whether DRAM must lie on hugepages.
+    #[arg(long, value_enum, default_value = "prefer")]
+    hugepages: Hugepages,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -33,6 +51,16 @@ enum Hugepages {
     Require,
     Prefer,
     Off,
+}
+
+impl From<Hugepages> for HugepageMode {
+    fn from(choice: Hugepages) -> Self {
+        match choice {
+            Hugepages::Require => Self::Require,
+            Hugepages::Prefer => Self::Prefer,
+            Hugepages::Off => Self::Off,
+        }
+    }
 }
 
 #[derive(Parser)]
@@ -87,8 +115,11 @@ fn main() -> ExitCode {
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
         )
         .init();
-    let Command::Replay(args) = Cli::parse().command;
-    match run_replay(&args) {
+    let outcome = match Cli::parse().command {
+        Command::Replay(args) => run_replay(&args),
+        Command::Idle(args) => run_idle(&args).map(|()| 0),
+    };
+    match outcome {
         Ok(0) => ExitCode::SUCCESS,
         Ok(failures) => {
             eprintln!("terrace-bench: {failures} blocks came back with wrong bytes");
@@ -112,11 +143,7 @@ fn run_replay(args: &ReplayArgs) -> anyhow::Result<u64> {
         block_len: args.block_len.0,
         iodepth: args.iodepth,
         speed: args.speed,
-        hugepages: match args.hugepages {
-            Hugepages::Require => HugepageMode::Require,
-            Hugepages::Prefer => HugepageMode::Prefer,
-            Hugepages::Off => HugepageMode::Off,
-        },
+        hugepages: args.hugepages.into(),
         progress: !args.json,
     };
     options.validate()?;
@@ -124,7 +151,7 @@ fn run_replay(args: &ReplayArgs) -> anyhow::Result<u64> {
         Some(path) => Trace::open(path, args.requests).context("read the trace")?,
         None => {
             let requests = args.requests.unwrap_or(2000);
-            Trace::synthetic(&SynthConfig {
+            Trace::synthesize(&SynthConfig {
                 requests,
                 ..SynthConfig::default()
             })
@@ -138,4 +165,23 @@ fn run_replay(args: &ReplayArgs) -> anyhow::Result<u64> {
         report::print_table(&trace, &options, &outcome);
     }
     Ok(outcome.verify_failures)
+}
+
+fn run_idle(args: &IdleArgs) -> anyhow::Result<()> {
+    let config = EngineConfig {
+        dram_bytes: args.dram.0,
+        shards: args.shards,
+        hugepages: args.hugepages.into(),
+        ..EngineConfig::default()
+    };
+    let engine = Engine::open(config).context("open the engine")?;
+    report::print_line("ready");
+    let idle = replay::idle_cpu(std::time::Duration::from_secs(args.seconds));
+    report::print_line(&format!(
+        "{:.3}% of a core over {} s, {} shard(s) open",
+        idle * 100.0,
+        args.seconds,
+        engine.shards()
+    ));
+    Ok(())
 }

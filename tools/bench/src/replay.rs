@@ -284,6 +284,14 @@ fn cpu_time() -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
+/// The share of one core that this process uses while `span` passes.
+#[must_use]
+pub fn idle_cpu(span: Duration) -> f64 {
+    let before = cpu_time();
+    block_on(async { async_io::Timer::after(span).await });
+    cpu_time().saturating_sub(before).as_secs_f64() / span.as_secs_f64().max(1e-9)
+}
+
 impl Client<'_> {
     async fn drive(
         &self,
@@ -367,7 +375,7 @@ impl Client<'_> {
                         Tier::Nvme => (&mut outcome.nvme_hits, &mut outcome.nvme_ns),
                     };
                     *hits += 1;
-                    histogram.saturating_record(took);
+                    record(histogram, took);
                     outcome.bytes += value.len() as u64;
                     let checking = now();
                     let whole = value.len() as u64 == self.block_len;
@@ -415,7 +423,7 @@ impl Client<'_> {
         let mut tally = self.tally.borrow_mut();
         tally.buffers.push(buffer);
         let outcome = &mut tally.outcome;
-        outcome.put_ns.saturating_record(took);
+        record(&mut outcome.put_ns, took);
         match put {
             PutOutcome::Stored { .. } => {
                 outcome.puts.stored += 1;
@@ -426,6 +434,12 @@ impl Client<'_> {
             PutOutcome::Busy => outcome.puts.busy += 1,
         }
     }
+}
+
+/// Histograms grow as needed, so that recording fails for no value.
+fn record(histogram: &mut Histogram<u64>, ns: u64) {
+    let recorded = histogram.record(ns);
+    debug_assert!(recorded.is_ok());
 }
 
 fn nanos(since: Instant) -> u64 {

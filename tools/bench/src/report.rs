@@ -115,12 +115,16 @@ pub fn print_json(outcome: &ReplayOutcome) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Prints a line at once, for whoever waits for it.
+pub fn print_line(line: &str) {
+    println!("{line}");
+}
+
 /// Prints the report as a table.
 pub fn print_table(trace: &Trace, options: &ReplayOptions, outcome: &ReplayOutcome) {
     let gauges = &outcome.stats.gauges;
     #[expect(clippy::cast_precision_loss, reason = "a ratio with one digit")]
     let share = |count: u64| 100.0 * count as f64 / outcome.accesses.max(1) as f64;
-    let row = |name: &str, text: String| println!("  {name:<22}{text}");
     println!(
         "replay of {}: {} requests, {} blocks",
         trace.name, outcome.requests, outcome.accesses
@@ -165,27 +169,37 @@ pub fn print_table(trace: &Trace, options: &ReplayOptions, outcome: &ReplayOutco
         "puts",
         format!("{stored} stored, {exists} existed, {rejected} rejected, {busy} busy"),
     );
-    let latency = |name: &str, histogram: &Histogram<u64>| {
-        if !histogram.is_empty() {
-            let (p50, p99) = (micros(histogram, 0.5), micros(histogram, 0.99));
-            row(name, format!("p50 {p50:.1} us, p99 {p99:.1} us"));
-        }
-    };
-    latency("DRAM hit", &outcome.dram_ns);
-    latency("NVMe hit", &outcome.nvme_ns);
-    latency("put", &outcome.put_ns);
-    row("throughput", format!("{:.2} GB/s", gb_per_s(outcome)));
-    row("CPU", format!("{:.3} s per GB", cpu_s_per_gb(outcome)));
+    print_costs(outcome);
+}
+
+fn row(name: &str, text: impl std::fmt::Display) {
+    println!("  {name:<22}{text}");
+}
+
+fn print_latency(name: &str, histogram: &Histogram<u64>) {
+    if !histogram.is_empty() {
+        let (p50, p99) = (micros(histogram, 0.5), micros(histogram, 0.99));
+        row(name, format_args!("p50 {p50:.1} us, p99 {p99:.1} us"));
+    }
+}
+
+fn print_costs(outcome: &ReplayOutcome) {
+    let gauges = &outcome.stats.gauges;
+    print_latency("DRAM hit", &outcome.dram_ns);
+    print_latency("NVMe hit", &outcome.nvme_ns);
+    print_latency("put", &outcome.put_ns);
+    row("throughput", format_args!("{:.2} GB/s", gb_per_s(outcome)));
+    row("CPU", format_args!("{:.3} s per GB", cpu_s_per_gb(outcome)));
     let (elapsed, client) = (outcome.elapsed.as_secs_f64(), outcome.client.as_secs_f64());
     row(
         "elapsed",
-        format!("{elapsed:.2} s, of it {client:.2} s making and verifying payloads"),
+        format_args!("{elapsed:.2} s, {client:.2} s of it on payloads"),
     );
-    row("memory", ByteLen(outcome.memory_bytes).to_string());
+    row("memory", ByteLen(outcome.memory_bytes));
     let index = ByteLen(gauges.index.records + gauges.policy.resident);
     let (keys, ghosts) = (ByteLen(gauges.index.keys), ByteLen(gauges.policy.ghosts));
     row(
         "index with policy",
-        format!("{index}, keys {keys}, ghosts {ghosts}"),
+        format_args!("{index}, keys {keys}, ghosts {ghosts}"),
     );
 }

@@ -1,4 +1,5 @@
-//! Every test there is: unit and integration tests, small bench runs, doc tests, examples.
+//! Every test there is: unit and integration tests, small bench runs among them, doc tests,
+//! and the engine's examples run to their end.
 
 use std::fs;
 use std::path::Path;
@@ -10,9 +11,6 @@ use crate::workspace::Workspace;
 
 /// The crate whose examples are run, not only built.
 const EXAMPLES_OF: &str = "engine/core";
-
-/// The package of the benches, which run with small inputs when they run as tests.
-const BENCHES: &str = "benches";
 
 /// `cargo xtask test`.
 pub(crate) fn run(workspace: &Workspace) -> Result<(), String> {
@@ -31,26 +29,25 @@ pub(crate) fn run_in(workspace: &Workspace, steps: &mut Steps, prefix: &str) -> 
         Ok(Done::Passed)
     })?;
 
-    if workspace.has_cargo_subcommand("nextest") {
-        steps.run(&format!("{prefix}tests"), || {
-            cargo(&["nextest", "run", "--workspace", "--locked"])
-        })?;
-        // nextest does not run bench targets; their own package runs them by itself.
-        if let Some(package) = workspace.package_name(BENCHES) {
-            steps.run(&format!("{prefix}benches, small"), || {
-                cargo(&["test", "--locked", "--package", &package, "--benches"])
-            })?;
-        }
+    // Bench targets are built and not run: their `main` measures at full size. What they call
+    // runs small in the tests of their package's library.
+    let tests: &[&str] = if workspace.has_cargo_subcommand("nextest") {
+        &["nextest", "run", "--workspace", "--locked"]
     } else {
-        steps.run(&format!("{prefix}tests"), || {
-            cargo(&["test", "--workspace", "--all-targets", "--locked"])
-        })?;
-    }
+        &["test", "--workspace", "--tests", "--locked"]
+    };
+    steps.run(&format!("{prefix}tests"), || cargo(tests))?;
     steps.run(&format!("{prefix}doc tests"), || {
         cargo(&["test", "--workspace", "--doc", "--locked"])
     })?;
-    steps.run(&format!("{prefix}examples, build"), || {
-        cargo(&["build", "--workspace", "--examples", "--locked"])
+    steps.run(&format!("{prefix}examples and benches, build"), || {
+        cargo(&[
+            "build",
+            "--workspace",
+            "--examples",
+            "--benches",
+            "--locked",
+        ])
     })?;
     let package = workspace
         .package_name(EXAMPLES_OF)

@@ -52,7 +52,7 @@ impl Shard {
 
     /// Starts the task that keeps some of DRAM free, when too little is.
     pub(super) fn start_demoter(self: &Rc<Self>) {
-        if self.below.is_none() || !self.is_low() {
+        if self.below.is_none() || self.fill_ratio() <= self.config.fill_ratio_high {
             return;
         }
         if std::mem::replace(&mut self.state.borrow_mut().demoter_runs, true) {
@@ -60,7 +60,8 @@ impl Shard {
         }
         let shard = Rc::clone(self);
         self.spawn(Box::pin(async move {
-            while shard.unavailable().is_none() && shard.is_below_high() {
+            while shard.unavailable().is_none() && shard.fill_ratio() > shard.config.fill_ratio_low
+            {
                 let leaving = {
                     let mut state = shard.state.borrow_mut();
                     let below = shard.below.as_deref();
@@ -76,30 +77,17 @@ impl Shard {
         }));
     }
 
+    /// The fuller of bytes and blocks, from 0 to 1.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a share of memory needs no last bit"
     )]
-    fn free_ratio(&self) -> f64 {
+    fn fill_ratio(&self) -> f64 {
         let state = self.state.borrow();
-        let by_bytes = {
-            let stats = state.pool.stats();
-            1.0 - stats.slot_bytes as f64 / stats.arena_bytes as f64
-        };
-        if state.blocks_cap == usize::MAX {
-            return by_bytes;
-        }
-        let by_blocks =
-            1.0 - (state.dram_blocks + state.writers.len()) as f64 / state.blocks_cap as f64;
-        by_bytes.min(by_blocks)
-    }
-
-    fn is_low(&self) -> bool {
-        self.free_ratio() < self.config.free_ratio_low
-    }
-
-    fn is_below_high(&self) -> bool {
-        self.free_ratio() < self.config.free_ratio_high
+        let stats = state.pool.stats();
+        let by_bytes = stats.slot_bytes as f64 / stats.arena_bytes as f64;
+        let blocks = state.dram_blocks + state.writers.len();
+        by_bytes.max(blocks as f64 / state.blocks_cap as f64)
     }
 }
 

@@ -2,6 +2,9 @@
 //!
 //! Foreign decoders meet foreign bytes here. They hold asserts of their own, so a panic of theirs
 //! counts as damage, and the stream stops for good at the first error.
+//!
+//! It does not defend against a file made to exhaust memory: the zstd decoder does not bound what a
+//! single block expands to, and the xz decoder trusts the lengths inside a block.
 
 #![deny(clippy::indexing_slicing)]
 

@@ -4,6 +4,8 @@
 //! caller adds the place. Faults of the byte stream travel as [`StreamFault`] inside
 //! [`std::io::Error`], because they pass through [`std::io::Read`].
 
+#![deny(clippy::indexing_slicing)]
+
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! Owns cutting a text trace into lines and naming the line in errors.
 
+#![deny(clippy::indexing_slicing)]
+
 use std::io::{BufRead, Read};
 use std::path::Path;
 

@@ -1,11 +1,12 @@
 //! Owns reading recorded request traces: one file in, a list of requests with block ids out.
 //!
-//! The format is told from the content, never from the file name, in two steps: [`decompress`]
-//! looks at the magic bytes, [`format`] at the first line that comes out. Each format has a file
-//! of its own that turns one line (or key) into one request; [`requests`] counts and bounds them.
+//! The format is told from the content, never from the file name, in two steps: `decompress`
+//! looks at the magic bytes, `format` at the first line that comes out. Each format has a file
+//! of its own that turns one line (or key) into one request; `requests` counts and bounds them.
 //!
 //! **Invariants**
-//! - A file cannot make the reader panic; what it can make it allocate is bounded by [`limits`].
+//! - A file cannot make the reader panic. What is kept of it is bounded by `limits`; what a decoder
+//!   takes while it works, by what `decompress` says.
 //! - Requests keep the order of the file: timestamps tie, and ties go by position.
 //! - An error names the file, the line or byte, what was expected and what was found.
 //!

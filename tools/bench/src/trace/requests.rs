@@ -1,5 +1,7 @@
 //! Owns the requests read so far and refuses what exceeds the limits.
 
+#![deny(clippy::indexing_slicing)]
+
 use super::TraceRequest;
 use super::error::Fault;
 use super::limits::Limits;

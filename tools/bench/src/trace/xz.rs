@@ -53,6 +53,11 @@ fn decode(input: impl BufRead, len_max: u64) -> io::Result<Vec<u8>> {
         stated_len,
         len_max,
     )?;
+    // The footer is 4 bytes of checksum, the length of the index, 2 of flags and 2 of magic. The
+    // decoder adds one to the length without a check.
+    if let Some((_, [.., 0xff, 0xff, 0xff, 0xff, _, _, _, _])) = packed.split_last_chunk::<12>() {
+        return Err(io::Error::other("footer states an index of 16 GiB"));
+    }
 
     let mut content = Vec::new();
     match lzma_rs::xz_decompress(&mut packed.as_slice(), &mut content) {
@@ -80,7 +85,7 @@ fn check_limit(what: &'static str, found: u64, limit: u64) -> io::Result<()> {
 
 /// Adds up the decompressed lengths that the parts of an LZMA2 stream state in the clear. A file
 /// cut short yields the sum up to the cut: the decoder stops there too.
-fn stated_len(packed: &[u8]) -> Result<u64, &'static str> {
+pub(super) fn stated_len(packed: &[u8]) -> Result<u64, &'static str> {
     /// Bytes of the block check by its kind (xz format 1.1.0, section 2.1.1.2).
     const CHECK_LEN: [usize; 16] = [0, 4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64];
     let kind = packed.get(7).map_or(0, |flags| usize::from(flags & 0x0f));
