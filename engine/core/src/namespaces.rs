@@ -55,6 +55,8 @@ pub(crate) struct NamespaceEpochs {
     current: Vec<Option<u16>>,
     /// Records of each epoch.
     counts: Vec<u32>,
+    /// Epochs that ended with records and are being swept.
+    ended: Vec<u16>,
     vacant: Vec<u16>,
 }
 
@@ -88,7 +90,26 @@ impl NamespaceEpochs {
             self.vacant.push(ended);
             return None;
         }
+        self.ended.push(ended);
         Some(ended)
+    }
+
+    /// Whether records of `epoch` are to be swept.
+    pub(crate) fn is_ended(&self, epoch: u16) -> bool {
+        self.ended.contains(&epoch)
+    }
+
+    /// Lets epochs go whose last record is swept; true when none is left to sweep.
+    pub(crate) fn finish_swept(&mut self) -> bool {
+        let counts = &self.counts;
+        let (swept, left) = self
+            .ended
+            .iter()
+            .partition(|epoch| counts[usize::from(**epoch)] == 0);
+        self.ended = left;
+        let swept: Vec<u16> = swept;
+        self.vacant.extend(swept);
+        self.ended.is_empty()
     }
 
     pub(crate) fn count_up(&mut self, epoch: u16) {
@@ -96,11 +117,7 @@ impl NamespaceEpochs {
     }
 
     pub(crate) fn count_down(&mut self, epoch: u16) {
-        let at = usize::from(epoch);
-        self.counts[at] -= 1;
-        if self.counts[at] == 0 && !self.current.contains(&Some(epoch)) {
-            self.vacant.push(epoch);
-        }
+        self.counts[usize::from(epoch)] -= 1;
     }
 
     /// Records that carry `epoch`.
@@ -152,7 +169,17 @@ mod tests {
         let second = epochs.of_or_new(ns).unwrap();
         assert_ne!(first, second);
         epochs.count_down(first);
+        assert!(epochs.is_ended(first) && !epochs.is_ended(second));
         assert_eq!(epochs.end(ns), None);
-        assert!([first, second].contains(&epochs.of_or_new(ns).unwrap()));
+        assert_eq!(
+            epochs.of_or_new(ns),
+            Some(second),
+            "the first waits for its sweep to end"
+        );
+        assert!(epochs.finish_swept());
+        assert_eq!(epochs.end(ns), None);
+        assert_eq!(epochs.of_or_new(ns), Some(second));
+        let other = registry.get("b").unwrap();
+        assert_eq!(epochs.of_or_new(other), Some(first));
     }
 }

@@ -119,6 +119,7 @@ impl Sim {
     /// When nothing can run any more and `root` is not complete: a lost wake-up.
     pub fn run<T>(&self, root: impl Future<Output = T>) -> T {
         let mut root = pin!(root);
+        let root_waker = self.state.waker(ROOT);
         self.state.wake(ROOT);
         loop {
             let Some(id) = self.state.pick() else {
@@ -126,14 +127,15 @@ impl Sim {
                 continue;
             };
             self.state.steps.set(self.state.steps.get() + 1);
-            let waker = self.state.waker(id);
-            let mut context = Context::from_waker(&waker);
             if id == ROOT {
+                let mut context = Context::from_waker(&root_waker);
                 if let Poll::Ready(value) = root.as_mut().poll(&mut context) {
                     return value;
                 }
                 continue;
             }
+            let waker = self.state.waker(id);
+            let mut context = Context::from_waker(&waker);
             let Some(mut task) = self.state.tasks.borrow_mut().remove(&id) else {
                 continue;
             };
@@ -241,17 +243,24 @@ impl Runtime for SimRuntime {
 
     fn sleep_until(&self, deadline: Nanos) -> LocalFuture<'static, ()> {
         let state = Rc::clone(&self.state);
+        let mut registered: Option<Waker> = None;
         Box::pin(poll_fn(move |context| {
             if state.now.get() >= deadline {
                 return Poll::Ready(());
             }
-            let order = state.new_id();
-            let timer = Timer {
-                at: deadline,
-                order,
-                waker: context.waker().clone(),
-            };
-            state.timers.borrow_mut().push(Reverse(timer));
+            // A task may poll this again for another reason: one timer is enough.
+            if !registered
+                .as_ref()
+                .is_some_and(|waker| waker.will_wake(context.waker()))
+            {
+                let (order, waker) = (state.new_id(), context.waker().clone());
+                state.timers.borrow_mut().push(Reverse(Timer {
+                    at: deadline,
+                    order,
+                    waker,
+                }));
+                registered = Some(context.waker().clone());
+            }
             Poll::Pending
         }))
     }

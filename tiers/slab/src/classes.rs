@@ -196,8 +196,8 @@ mod tests {
 
     #[test]
     fn slab_of_a_kv_geometry_loses_little() {
-        // 1,124,352 B (DeepSeek MLA, 16 tokens) is 275 granules; 7 pages hold 13 of them.
-        assert_eq!(slab_shape(275, 1024), (7, 13));
+        // 1,124,352 B (DeepSeek MLA, 16 tokens) is 275 granules; 6 pages hold 11 of them.
+        assert_eq!(slab_shape(275, 1024), (6, 11));
         assert_eq!(slab_shape(16, 1024), (1, 32));
         assert_eq!(slab_shape(80 * 256, 1024), (40, 1));
         // Too small an arena for a good run: one slot.

@@ -100,7 +100,7 @@ struct State {
     /// Tasks that wait for room or for pins to come back.
     waiting: Vec<Waker>,
     demoter_runs: bool,
-    sweeping: Vec<u16>,
+    sweeper_runs: bool,
 }
 
 /// See the module's text.
@@ -180,7 +180,7 @@ impl Shard {
             promotions: HashMap::new(),
             waiting: Vec::new(),
             demoter_runs: false,
-            sweeping: Vec::new(),
+            sweeper_runs: false,
         };
         let now = Cell::new(runtime.now());
         Ok(Rc::new(Self {
@@ -450,3 +450,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod sim_tests;

@@ -55,10 +55,9 @@ impl Shard {
         };
         let count = u64::from(state.epochs.count(epoch));
         state.counters.removals += count;
-        state.sweeping.push(epoch);
-        let first = state.sweeping.len() == 1;
+        let runs = std::mem::replace(&mut state.sweeper_runs, true);
         drop(state);
-        if first {
+        if !runs {
             let shard = Rc::clone(self);
             self.spawn(Box::pin(async move { shard.sweep().await }));
         }
@@ -74,12 +73,10 @@ impl Shard {
                 from += SWEEP_STEP;
                 self.runtime.yield_now().await;
             }
+            // Epochs that ended during this pass may have records behind it.
             let mut state = self.state.borrow_mut();
-            let state = &mut *state;
-            // Epochs that were ended during this pass may have records behind it.
-            let epochs = &state.epochs;
-            state.sweeping.retain(|epoch| epochs.count(*epoch) > 0);
-            if state.sweeping.is_empty() || self.fenced.get() {
+            if state.epochs.finish_swept() || self.fenced.get() {
+                state.sweeper_runs = false;
                 return;
             }
         }
@@ -91,7 +88,7 @@ impl Shard {
         let dead: Vec<BlockIx> = state
             .index
             .scan(from, SWEEP_STEP)
-            .filter(|(_, record)| state.sweeping.contains(&record.namespace()))
+            .filter(|(_, record)| state.epochs.is_ended(record.namespace()))
             .map(|(block, _)| block)
             .collect();
         for block in dead {
