@@ -10,6 +10,7 @@
 
 use bytemuck::Zeroable;
 use terrace_slab::{HugeVec, HugeVecError, SlotIx};
+use terrace_types::limits::SLOT_ALIGN;
 use terrace_types::{BlockIx, BlockKey, Checksum, KeyHash};
 
 /// Keys up to this length lie in the record.
@@ -81,6 +82,13 @@ impl Record {
     pub(crate) fn set_below(&mut self, location: Option<u32>) {
         assert_ne!(location, Some(NONE), "a location is below u32::MAX");
         self.below = location.unwrap_or(NONE);
+    }
+
+    /// What a pin on the block counts for: its length in whole granules. The slot's own length
+    /// would cost a lookup in its slab on every hit.
+    #[inline]
+    pub(crate) const fn pinned_len(&self) -> u64 {
+        (self.len as u64).next_multiple_of(SLOT_ALIGN)
     }
 
     pub(crate) const fn hash(&self) -> KeyHash {

@@ -87,7 +87,7 @@ pub struct ShardGauges {
     pub index_blocks: u64,
     /// Slots that are being written.
     pub writers: u64,
-    /// Bytes of slots that pins and leases hold.
+    /// Bytes of blocks that pins and leases hold, in whole granules of 4 KiB.
     pub pinned_bytes: u64,
     /// Leases that run.
     pub leases: u64,

@@ -120,7 +120,7 @@ impl super::State {
         record.flags |= DEMOTING;
         // The policy picked a block without pins, so this is the first.
         record.pins += 1;
-        self.pinned_bytes += self.pool.slot_len(slot);
+        self.pinned_bytes += record.pinned_len();
         let record = self.index.record(block);
         let key = Box::from(self.index.key_of(record));
         Some(Leaving {

@@ -428,12 +428,12 @@ impl State {
         let record = self.index.record_mut(block);
         let slot = record.slot()?;
         if record.pins == 0 {
-            let slot_len = self.pool.slot_len(slot);
+            let pinned_len = record.pinned_len();
             // The first pin is always granted: a block may be larger than the bound.
-            if self.pinned_bytes > 0 && self.pinned_bytes + slot_len > self.pinned_bytes_max {
+            if self.pinned_bytes > 0 && self.pinned_bytes + pinned_len > self.pinned_bytes_max {
                 return None;
             }
-            self.pinned_bytes += slot_len;
+            self.pinned_bytes += pinned_len;
         } else if record.pins == u16::MAX {
             return None;
         }

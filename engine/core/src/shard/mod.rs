@@ -370,15 +370,12 @@ impl State {
         if record.pins > 0 {
             return;
         }
-        let (slot, erased) = (record.slot(), record.is(ERASED));
-        if let Some(slot) = slot {
-            self.pinned_bytes -= self.pool.slot_len(slot);
-            if erased {
-                self.index.record_mut(block).set_slot(None);
+        self.pinned_bytes -= record.pinned_len();
+        if record.is(ERASED) {
+            if let Some(slot) = record.slot() {
+                record.set_slot(None);
                 self.pool.give(slot);
             }
-        }
-        if erased {
             self.index.vacate(block);
         }
         if !self.waiting.is_empty() {
