@@ -1,7 +1,7 @@
 //! Terrace beside foyer and beside memcpy, interleaved in one run.
 //!
 //! DRAM hits by reference, batches from a foreign thread, and blocks copied out. Medians of five
-//! rounds with their range. Needs 2 MiB hugepages for 5 GiB to be quiet: 2,560 of them.
+//! rounds with their range. The largest engine wants 2,200 hugepages of 2 MiB.
 
 #![forbid(unsafe_code)]
 

@@ -535,6 +535,13 @@ impl Policy for Fragile {
         self.inner.set_capacity(blocks);
     }
 
+    fn on_request(&mut self, accesses: &[Access]) {
+        assert!(
+            accesses.iter().all(|access| access.id != self.at),
+            "on purpose"
+        );
+    }
+
     fn on_hit(&mut self, block: terrace_engine::policy::BlockIx, access: &Access) {
         assert_ne!(access.id, self.at, "on purpose");
         self.inner.on_hit(block, access);
@@ -616,6 +623,34 @@ fn shard_that_panics_is_fenced_and_the_rest_lives() {
         assert!(
             pins.iter()
                 .all(|(number, block)| block[..] == value(*number, 4096)[..])
+        );
+    });
+}
+
+#[test]
+fn announced_request_reaches_the_policy_of_each_shard() {
+    let probe = Engine::open(config(2)).unwrap();
+    let fatal = key(probe.namespace("m").unwrap(), 3).hash();
+    let engine = Engine::builder(EngineConfig {
+        shards: 2,
+        ..config(8)
+    })
+    .policy(move |config: PolicyConfig| {
+        let inner = Lru::new(config)?;
+        Ok(Box::new(Fragile { inner, at: fatal }) as Box<dyn Policy>)
+    })
+    .open()
+    .unwrap();
+    let ns = engine.namespace("m").unwrap();
+    let access = |number| Access::plain(key(ns, number).hash());
+    block_on(async {
+        let harmless: Vec<Access> = (10..30).map(access).collect();
+        assert_eq!(engine.announce(&harmless).await, Ok(()));
+        let fatal = engine.announce(&[access(3)]).await;
+        assert_eq!(
+            fatal,
+            Err(UnavailableReason::ShardFenced),
+            "the policy saw it"
         );
     });
 }

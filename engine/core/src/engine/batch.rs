@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_lite::future::or;
 use futures_util::future::join_all;
 use terrace_slab::{PinnedBlock, SlotWriter};
-use terrace_types::{BlockKey, Checksum, Lookup, PutOutcome, UnavailableReason};
+use terrace_types::{Access, BlockKey, Checksum, Lookup, PutOutcome, UnavailableReason};
 
 use super::calls::{Reply, dram, refused};
 use super::{Engine, route};
@@ -180,6 +180,28 @@ impl Engine {
             .map(last)
             .map(|outcome| outcome.unwrap_or(PutOutcome::Busy))
             .collect()
+    }
+
+    /// Tells the policies of a whole request before its accesses come one by one: a chain is
+    /// known when its request arrives. Each shard hears of the accesses that are its own.
+    ///
+    /// # Errors
+    /// [`UnavailableReason`] of the first shard that did not answer.
+    pub async fn announce(&self, accesses: &[Access]) -> Result<(), UnavailableReason> {
+        let parts = split(accesses.iter().map(|access| access.id), self.shards());
+        for (shard, part) in parts
+            .iter()
+            .enumerate()
+            .filter(|(_, part)| !part.is_empty())
+        {
+            let own: Vec<Access> = part.iter().map(|at| accesses[*at]).collect();
+            self.call(shard, move |shard, reply| {
+                shard.announce(&own);
+                Reply(reply).now(())
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     /// Removes many blocks.
