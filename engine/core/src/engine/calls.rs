@@ -35,7 +35,7 @@ impl Engine {
         .await
     }
 
-    /// Pins a block without its counting as a use.
+    /// Pins a block, with nothing told about it. To the policy it is a use like any lookup.
     pub async fn pin(&self, key: &BlockKey) -> Lookup<PinnedBlock> {
         self.get(key, &GetOptions::default()).await
     }
