@@ -181,8 +181,7 @@ impl<T> Mailbox<T> {
 
     /// Completes when a message waits or the shard was nudged; may complete for neither.
     pub async fn sleep(&self, runtime: &dyn Runtime) {
-        self.shared.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.announce_sleep();
         if self.shared.queue.is_empty() {
             runtime.wait_for(&self.shared.wake).await;
         }

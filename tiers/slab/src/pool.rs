@@ -12,7 +12,7 @@ use terrace_types::BlockIx;
 use terrace_types::limits::{BLOCK_LEN_MAX, HUGEPAGE_LEN, SLOT_ALIGN};
 
 use crate::block::{ArenaShared, SlotWriter};
-use crate::classes::{ClassChoice, ClassIx, SizeClasses, UNITS_PER_PAGE, units_of};
+use crate::classes::{ClassChoice, ClassIx, SizeClasses, UNITS_PER_PAGE};
 use crate::runs::{PageRun, PageRuns};
 
 /// A slot, by its first granule: its byte offset in the arena is `unit * 4096`.
@@ -486,13 +486,6 @@ impl SlabPool {
                 .expect("page_slab names live slabs only"),
             at,
         )
-    }
-
-    /// Bytes lost when a block of `len` bytes lies in a slot of `class`.
-    #[must_use]
-    pub fn waste_of(&self, class: ClassIx, len: u64) -> u64 {
-        u64::from(self.classes.get(class).units) * SLOT_ALIGN
-            - u64::from(units_of(len).min(self.classes.get(class).units)) * SLOT_ALIGN
     }
 }
 

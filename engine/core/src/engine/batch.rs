@@ -226,7 +226,8 @@ impl Engine {
                 async move {
                     match first_missing.await {
                         Ok(Some(at)) => part[at],
-                        Ok(None) => keys_end(part),
+                        // A shard with all of its keys does not bound the prefix.
+                        Ok(None) => usize::MAX,
                         Err(_) => part[0],
                     }
                 }
@@ -272,11 +273,6 @@ impl Engine {
             let _ = started.await;
         }
     }
-}
-
-/// What a part without a missing key bounds the prefix to: nothing.
-const fn keys_end(_part: &[usize]) -> usize {
-    usize::MAX
 }
 
 fn settled(outcome: TryGet) -> Lookup<PinnedBlock> {

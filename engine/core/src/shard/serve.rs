@@ -41,7 +41,11 @@ pub(crate) async fn serve(shard: Rc<Shard>, mailbox: Mailbox<Job>) {
         } else if runtime.now().since(last_job) < shard.config.spin {
             runtime.yield_now().await;
         } else {
-            mailbox.sleep(&*runtime).await;
+            mailbox.announce_sleep();
+            // What came back before the announcement signalled nobody: a put may wait for it.
+            if !shard.drain_returns() {
+                mailbox.sleep(&*runtime).await;
+            }
         }
     }
     mailbox.close();
