@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use crossbeam_queue::SegQueue;
 use terrace_types::BlockIx;
+use terrace_types::limits::SLOT_ALIGN;
 
 use crate::arena::Arena;
 use crate::pool::SlotIx;
@@ -132,6 +133,14 @@ impl SlotWriter {
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len as usize) }
     }
 
+    /// The slot's memory for a device to read from or write to: from the first byte, to the
+    /// length rounded up to 4 KiB. Whoever uses it keeps the writer until the device is done.
+    #[must_use]
+    pub fn io_range(&self) -> (NonNull<u8>, usize) {
+        let len = u64::from(self.len).next_multiple_of(SLOT_ALIGN);
+        (self.shared.arena.address(self.slot.offset(), len), len as usize)
+    }
+
     /// Ends the writing without giving the slot back: the shard publishes it.
     #[must_use]
     pub fn finish(mut self) -> SlotIx {
@@ -190,6 +199,13 @@ impl PinnedBlock {
             len,
             block,
         }
+    }
+
+    /// The slot's memory for a device to read from: from the first byte, to the length rounded
+    /// up to 4 KiB. Whoever uses it keeps the pin until the device is done.
+    #[must_use]
+    pub fn io_range(&self) -> (NonNull<u8>, usize) {
+        (self.address, self.len.next_multiple_of(SLOT_ALIGN as u32) as usize)
     }
 
     /// Copies the block into `target`, which must be as long.

@@ -178,7 +178,9 @@ impl RegisteredRegion {
         self.range.is_empty()
     }
 
-    fn address(&self) -> NonNull<u8> {
+    /// The memory's first byte, for a device. Whoever uses it keeps the region.
+    #[must_use]
+    pub fn address(&self) -> NonNull<u8> {
         // SAFETY: `range` lies in the mapping by construction.
         unsafe { self.mapping.base.add(self.range.start) }
     }
