@@ -1,5 +1,11 @@
 //! Operating errors of the engine. Outcomes of calls are not errors; see `terrace_types`.
 
+use std::path::PathBuf;
+
+use terrace_nvme::file::OpenError;
+use terrace_nvme::set::SetError;
+use terrace_nvme::tier::TierError;
+use terrace_nvme::uring::RingError;
 use terrace_runtime::executor::ExecutorError;
 use terrace_slab::{ArenaError, HugeVecError, RegionError};
 use terrace_types::KeyError;
@@ -60,6 +66,55 @@ pub enum Error {
         shard: usize,
         /// What happened.
         why: String,
+    },
+    /// A file or block device could not be opened.
+    #[error(transparent)]
+    Device(#[from] OpenError),
+    /// The devices do not make a set, or could not be read.
+    #[error(transparent)]
+    Set(#[from] SetError),
+    /// A device holds something that is not Terrace's.
+    #[error(
+        "{} holds {what}; nothing was changed. Have it formatted to use it, and lose that",
+        path.display()
+    )]
+    ForeignContent {
+        /// The device.
+        path: PathBuf,
+        /// What it holds.
+        what: String,
+    },
+    /// What a device held could not be taken away.
+    #[error("format {}: {source}", path.display())]
+    Wipe {
+        /// The device.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A device that has to be polled cannot be.
+    #[error("nvme.io_poll is required, and {device} cannot be polled: {why}")]
+    NotPolled {
+        /// The device.
+        device: String,
+        /// What stands against it.
+        why: String,
+    },
+    /// The kernel refused a shard's ring.
+    #[error("open shard {shard}: {source}")]
+    Ring {
+        /// The shard's number.
+        shard: usize,
+        /// What failed.
+        source: RingError,
+    },
+    /// A shard's tier could not be made.
+    #[error("open shard {shard}: {source}")]
+    Tier {
+        /// The shard's number.
+        shard: usize,
+        /// What failed.
+        source: TierError,
     },
     /// There is no shard of that number.
     #[error("there is no shard {shard}; the engine has {count}")]

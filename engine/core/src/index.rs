@@ -9,6 +9,7 @@
 //! - A record keeps its number from `insert` to `erase`; its generation grows with each reuse.
 
 use bytemuck::Zeroable;
+use terrace_nvme::tier::Location;
 use terrace_slab::{HugeVec, HugeVecError, SlotIx};
 use terrace_types::limits::SLOT_ALIGN;
 use terrace_types::{BlockIx, BlockKey, Checksum, KeyHash};
@@ -26,6 +27,9 @@ pub(crate) const DEMOTING: u8 = 1;
 pub(crate) const PROMOTING: u8 = 2;
 /// Set when the key is gone and the record waits for its last pin.
 pub(crate) const ERASED: u8 = 4;
+
+/// Set when the block was hit since it was last written below; reclaim keeps such blocks.
+pub(crate) const WARM: u8 = 8;
 
 /// What the index keeps of a block.
 #[derive(Clone, Copy, Zeroable)]
@@ -71,17 +75,21 @@ impl Record {
     }
 
     /// Where the tier below holds the block, when it does.
-    pub(crate) const fn below(&self) -> Option<u32> {
+    pub(crate) const fn below(&self) -> Option<Location> {
         if self.below == NONE {
             None
         } else {
-            Some(self.below)
+            Some(Location(self.below))
         }
     }
 
-    pub(crate) fn set_below(&mut self, location: Option<u32>) {
-        assert_ne!(location, Some(NONE), "a location is below u32::MAX");
-        self.below = location.unwrap_or(NONE);
+    pub(crate) fn set_below(&mut self, location: Option<Location>) {
+        let below = location.map_or(NONE, |location| location.0);
+        assert!(
+            location.is_none() || below != NONE,
+            "a location is below u32::MAX"
+        );
+        self.below = below;
     }
 
     /// What a pin on the block counts for: its length in whole granules. The slot's own length
@@ -199,6 +207,19 @@ impl Index {
                 && record.namespace == namespace
                 && self.key_of(record) == key.bytes()
             {
+                return Some(BlockIx(at - 1));
+            }
+            at = record.next;
+        }
+        None
+    }
+
+    /// A block whose key has this hash; for what is known by hash only.
+    pub(crate) fn find_hash(&self, hash: KeyHash) -> Option<BlockIx> {
+        let mut at = self.heads[self.bucket(hash.0)];
+        while at != 0 {
+            let record = &self.records[(at - 1) as usize];
+            if record.hash == hash.0 {
                 return Some(BlockIx(at - 1));
             }
             at = record.next;

@@ -20,7 +20,6 @@
 
 #![forbid(unsafe_code)]
 
-mod below;
 mod config;
 mod engine;
 mod error;
@@ -31,15 +30,14 @@ pub mod policy;
 mod shard;
 mod stats;
 
-pub use below::{Demoted, MemTier, StoredBelow, TierBelow, TierError};
-pub use config::{EngineConfig, Pinning};
+pub use config::{EngineConfig, Missing, NvmeConfig, Pinning, Use, WriteMode};
 pub use engine::{CloseReport, Engine, EngineBuilder, PutItem, route};
 pub use error::Error;
 pub use events::{Event, EventKind, EventStream};
 pub use index::IndexBytes;
 pub use shard::{
-    Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PolicyFactory, PutOptions,
-    Reservation, Shard, TierFactory, TryGet,
+    Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PersistReport, PolicyFactory,
+    PutOptions, RecoveryReport, Reservation, Shard, TryGet,
 };
 pub use stats::{Counters, EngineStats, ShardGauges, ShardStats};
 pub use terrace_runtime::block_on;

@@ -6,6 +6,7 @@
 //!   Removing a namespace gives it a new epoch: from then on no lookup reaches what was there,
 //!   though the records are swept only later.
 //! - An epoch is used again only after its last record is swept.
+//! - A name is looked up on a shard's first use of it, not on every call.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +19,14 @@ use crate::error::Error;
 /// The names of one engine.
 pub(crate) struct NamespaceRegistry {
     engine: u32,
-    names: Mutex<HashMap<NamespaceName, Namespace>>,
+    names: Mutex<Names>,
+}
+
+#[derive(Default)]
+struct Names {
+    known: HashMap<NamespaceName, Namespace>,
+    /// By number.
+    list: Vec<NamespaceName>,
 }
 
 impl NamespaceRegistry {
@@ -33,18 +41,25 @@ impl NamespaceRegistry {
     pub(crate) fn get(&self, name: &str) -> Result<Namespace, Error> {
         let name = NamespaceName::new(name)?;
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = names.get(&name) {
+        if let Some(known) = names.known.get(&name) {
             return Ok(*known);
         }
-        let index = names.len();
+        let index = names.list.len();
         if index >= NAMESPACES_MAX {
             return Err(Error::TooManyNamespaces {
                 name: name.as_str().to_owned(),
             });
         }
         let namespace = Namespace::new(self.engine, index as u16, &name);
-        names.insert(name, namespace);
+        names.list.push(name.clone());
+        names.known.insert(name, namespace);
         Ok(namespace)
+    }
+
+    /// The name of a namespace that this registry handed out.
+    pub(crate) fn name_of(&self, namespace: Namespace) -> Option<NamespaceName> {
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.list.get(usize::from(namespace.index())).cloned()
     }
 }
 
@@ -55,6 +70,10 @@ pub(crate) struct NamespaceEpochs {
     current: Vec<Option<u16>>,
     /// Records of each epoch.
     counts: Vec<u32>,
+    /// The namespace of each epoch.
+    namespaces: Vec<Namespace>,
+    /// Names by namespace number, looked up once.
+    names: Vec<Option<NamespaceName>>,
     /// Epochs that ended with records and are being swept.
     ended: Vec<u16>,
     vacant: Vec<u16>,
@@ -77,9 +96,31 @@ impl NamespaceEpochs {
             self.current.resize(index + 1, None);
         }
         if self.current[index].is_none() {
-            self.current[index] = self.new_epoch();
+            self.current[index] = self.new_epoch(namespace);
         }
         self.current[index]
+    }
+
+    /// The namespace of an epoch in use.
+    pub(crate) fn namespace_of(&self, epoch: u16) -> Namespace {
+        self.namespaces[usize::from(epoch)]
+    }
+
+    /// The name of a namespace.
+    pub(crate) fn name_of(
+        &mut self,
+        namespace: Namespace,
+        registry: &NamespaceRegistry,
+    ) -> Option<NamespaceName> {
+        let index = usize::from(namespace.index());
+        if self.names.len() <= index {
+            self.names.resize(index + 1, None);
+        }
+        let known = &mut self.names[index];
+        if known.is_none() {
+            *known = registry.name_of(namespace);
+        }
+        known.clone()
     }
 
     /// Ends the namespace's epoch. Returns it when it has records to be swept.
@@ -125,12 +166,14 @@ impl NamespaceEpochs {
         self.counts[usize::from(epoch)]
     }
 
-    fn new_epoch(&mut self) -> Option<u16> {
+    fn new_epoch(&mut self, namespace: Namespace) -> Option<u16> {
         if let Some(epoch) = self.vacant.pop() {
+            self.namespaces[usize::from(epoch)] = namespace;
             return Some(epoch);
         }
         let epoch = u16::try_from(self.counts.len()).ok()?;
         self.counts.push(0);
+        self.namespaces.push(namespace);
         Some(epoch)
     }
 }

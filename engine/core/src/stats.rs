@@ -68,6 +68,10 @@ counters! {
     reads_joined,
     /// Blocks the tier below gave up.
     below_evictions,
+    /// Bytes read by the scrub.
+    scrubbed_bytes,
+    /// Passes over all segments that the scrub finished.
+    scrub_passes,
     /// Leases granted.
     leases_granted,
     /// Leases that ended without a release.

@@ -11,8 +11,8 @@ use std::time::Duration;
 use terrace_engine::policy::{Lru, Policy, PolicyBytes, PolicyConfig};
 use terrace_engine::{
     Access, BlockKey, Durability, Engine, EngineConfig, EventKind, GetOptions, HugepageMode,
-    KeyHash, Lookup, MemTier, Namespace, PutItem, PutOptions, PutOutcome, RegisteredRegion,
-    RejectReason, Tier, UnavailableReason, block_on,
+    KeyHash, Lookup, Namespace, PutItem, PutOptions, PutOutcome, RegisteredRegion, RejectReason,
+    Tier, UnavailableReason, block_on,
 };
 
 const GET: GetOptions = GetOptions {
@@ -409,83 +409,6 @@ fn lease_keeps_its_slot_until_it_ends() {
                 .hit()
                 .is_none()
         );
-    });
-}
-
-#[test]
-fn tier_below_takes_what_leaves_dram_and_gives_it_back() {
-    let config = EngineConfig {
-        dram_blocks: Some(16),
-        ..config(4)
-    };
-    let engine = Engine::builder(config)
-        .below(|_| Box::new(MemTier::new(64 * 4096)))
-        .open()
-        .unwrap();
-    let ns = engine.namespace("m").unwrap();
-    block_on(async {
-        for number in 0..60 {
-            assert_eq!(
-                engine
-                    .put(&key(ns, number), value(number, 4096), &put())
-                    .await,
-                STORED
-            );
-        }
-        let keys: Vec<BlockKey> = (0..60).map(|number| key(ns, number)).collect();
-        assert_eq!(engine.match_prefix(&keys).await, 60);
-        for number in 0..60 {
-            let found = engine.get(&key(ns, number), &GET).await;
-            let Lookup::Hit { tier, value: block } = found else {
-                panic!("{number}: {found:?} {:#?}", engine.stats().await)
-            };
-            assert!(block[..] == value(number, 4096)[..]);
-            assert!(number > 40 || tier == Tier::Nvme);
-        }
-        // The tier below is smaller than what is put next: the oldest go altogether.
-        for number in 100..200 {
-            assert_eq!(
-                engine
-                    .put(&key(ns, number), value(number, 4096), &put())
-                    .await,
-                STORED
-            );
-        }
-        assert!(engine.check().await);
-        let counters = engine.stats().await.counters;
-        assert!(counters.below_evictions > 0 && counters.demotions > 100);
-        assert_eq!(counters.promotions, counters.below_hits);
-        let found = engine.get_batch(&[key(ns, 0), key(ns, 199)], &[]).await;
-        assert!(!found[0].is_hit() && found[1].is_hit());
-        engine.remove_namespace(ns).await.unwrap();
-        while engine.stats().await.gauges.index_blocks > 0 {}
-        assert!(engine.check().await);
-    });
-}
-
-#[test]
-fn cold_block_is_read_once_for_many_readers() {
-    let config = EngineConfig {
-        dram_blocks: Some(4),
-        ..config(4)
-    };
-    let engine = Engine::builder(config)
-        .below(|_| Box::new(MemTier::new(1 << 20)))
-        .open()
-        .unwrap();
-    let ns = engine.namespace("m").unwrap();
-    block_on(async {
-        for number in 0..20 {
-            engine
-                .put(&key(ns, number), value(number, 4096), &put())
-                .await;
-        }
-        let cold = [key(ns, 0)];
-        let reads = (0..8).map(|_| engine.get_batch(&cold, &[]));
-        for found in futures_util::future::join_all(reads).await {
-            assert!(found[0].is_hit());
-        }
-        assert_eq!(engine.stats().await.counters.promotions, 1);
     });
 }
 

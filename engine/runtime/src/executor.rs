@@ -18,7 +18,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use terrace_types::{Clock, Nanos};
 
 use crate::mailbox::{self, Mailbox, MailboxSender};
-use crate::{Eventfd, LocalFuture, Runtime};
+use crate::{Eventfd, LocalFuture, Runtime, Tasks};
 
 /// glommio 0.9 refuses to start below this soft limit, whatever the capabilities.
 pub const MEMLOCK_MIN: u64 = 512 << 10;
@@ -251,8 +251,9 @@ async fn yield_to_reactor() {
 
 struct GlommioRuntime {
     origin: Instant,
-    /// Eventfds as glommio reads them, opened at their first wait.
-    eventfds: Rc<RefCell<HashMap<usize, Rc<BufferedFile>>>>,
+    /// Eventfds as glommio reads them, opened at their first wait. Each is kept beside its file,
+    /// so that its number is not given to another.
+    eventfds: Rc<RefCell<HashMap<usize, (Eventfd, Rc<BufferedFile>)>>>,
 }
 
 impl GlommioRuntime {
@@ -270,11 +271,11 @@ impl GlommioRuntime {
 
     fn file_of(&self, wake: &Eventfd) -> Result<Rc<BufferedFile>, std::io::Error> {
         let mut files = self.eventfds.borrow_mut();
-        if let Some(file) = files.get(&wake.id()) {
+        if let Some((_, file)) = files.get(&wake.id()) {
             return Ok(Rc::clone(file));
         }
         let file = Rc::new(wake.to_glommio()?);
-        files.insert(wake.id(), Rc::clone(&file));
+        files.insert(wake.id(), (wake.clone(), Rc::clone(&file)));
         Ok(file)
     }
 }
@@ -305,7 +306,7 @@ impl Clock for GlommioRuntime {
     }
 }
 
-impl Runtime for GlommioRuntime {
+impl Tasks for GlommioRuntime {
     fn spawn(&self, task: LocalFuture<'static, ()>) {
         glommio::spawn_local(logged(task)).detach();
     }
@@ -323,7 +324,9 @@ impl Runtime for GlommioRuntime {
     fn yield_now(&self) -> LocalFuture<'static, ()> {
         Box::pin(yield_to_reactor())
     }
+}
 
+impl Runtime for GlommioRuntime {
     fn wait_for(&self, wake: &Eventfd) -> LocalFuture<'static, ()> {
         let file = self.file_of(wake);
         async move {

@@ -5,7 +5,7 @@
     reason = "glommio takes a file descriptor only as a raw one"
 )]
 
-use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 use glommio::io::BufferedFile;
@@ -58,5 +58,11 @@ impl Eventfd {
         let copy: OwnedFd = self.inner.as_fd().try_clone_to_owned()?;
         // SAFETY: the descriptor is a fresh duplicate, open, and owned by nobody else.
         Ok(unsafe { BufferedFile::from_raw_fd(copy.into_raw_fd()) })
+    }
+}
+
+impl AsFd for Eventfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
     }
 }

@@ -7,7 +7,7 @@
 //! glommio 0.9's traps and where they are met: task panics take its executor down, so
 //! [`executor`] wraps every task; a runnable task keeps the reactor from its completions for
 //! up to the preemption interval, so that is 1 ms here; `Timer(0)` does not yield, so
-//! [`Runtime::yield_now`] does; an executor loses one eventfd in its life, so
+//! [`Tasks::yield_now`] does; an executor loses one eventfd in its life, so
 //! [`executor`] keeps the threads of ended shards for later ones.
 
 #![deny(unsafe_code)]
@@ -15,32 +15,18 @@
 pub mod affinity;
 pub mod executor;
 mod fd;
+pub mod io;
 pub mod mailbox;
 pub mod sim;
 
-use std::future::Future;
-use std::pin::Pin;
-
-use terrace_types::{Clock, Nanos};
+pub use terrace_types::{LocalFuture, Tasks};
 
 pub use fd::Eventfd;
 pub use futures_lite::future::block_on;
 pub use mailbox::{Mailbox, MailboxSender, SendError};
 
-/// A future of one shard's thread.
-pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
-
 /// What shard code may ask of the thread it runs on.
-pub trait Runtime: Clock {
-    /// Starts a task on this thread. A panic in it ends the task alone and is logged.
-    fn spawn(&self, task: LocalFuture<'static, ()>);
-
-    /// Completes at `deadline`, or at once when that has passed.
-    fn sleep_until(&self, deadline: Nanos) -> LocalFuture<'static, ()>;
-
-    /// Lets the other tasks of the thread run.
-    fn yield_now(&self) -> LocalFuture<'static, ()>;
-
+pub trait Runtime: Tasks {
     /// Completes when `wake` was signalled since the last wait on it.
     fn wait_for(&self, wake: &Eventfd) -> LocalFuture<'static, ()>;
 }

@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use terrace_types::{Clock, Nanos};
 
-use crate::{Eventfd, LocalFuture, Runtime};
+use crate::{Eventfd, LocalFuture, Runtime, Tasks};
 
 type ReadyList = Arc<Mutex<Vec<u64>>>;
 
@@ -231,7 +231,7 @@ impl Clock for SimRuntime {
     }
 }
 
-impl Runtime for SimRuntime {
+impl Tasks for SimRuntime {
     fn spawn(&self, task: LocalFuture<'static, ()>) {
         let id = self.state.new_id();
         self.state
@@ -268,7 +268,9 @@ impl Runtime for SimRuntime {
     fn yield_now(&self) -> LocalFuture<'static, ()> {
         Box::pin(futures_lite::future::yield_now())
     }
+}
 
+impl Runtime for SimRuntime {
     fn wait_for(&self, wake: &Eventfd) -> LocalFuture<'static, ()> {
         let (state, wake) = (Rc::clone(&self.state), wake.clone());
         let mut registered: Option<Rc<Cell<bool>>> = None;

@@ -253,32 +253,39 @@ impl Future for IoFuture {
         let inner = &mut self.get_mut().0;
         let (table, id) = match inner {
             Inner::Ready(outcome) => {
-                let outcome = outcome.take().expect("a future is not polled after its end");
+                let outcome = outcome
+                    .take()
+                    .expect("a future is not polled after its end");
                 return Poll::Ready(outcome);
             }
             Inner::Op { table, id } => (table.clone(), *id),
         };
         let mut table = table.table.borrow_mut();
         let op = &mut table.ops[id.at()];
-        let outcome = match std::mem::replace(&mut op.stage, Stage::Pending) {
-            Stage::Done(result) => {
-                op.stage = Stage::Vacant;
-                let buffer = Some(std::mem::replace(&mut op.buffer, IoBuffer::None));
-                table.vacant.push(id.at() as u32);
-                IoOutcome { result, buffer }
-            }
-            _ if op.late => IoOutcome {
+        // Once late, the operation may have completed and its place be another's by now.
+        if op.generation != id.generation() || op.late {
+            drop(table);
+            *inner = Inner::Ready(None);
+            return Poll::Ready(IoOutcome {
                 result: Err(IoError::TimedOut),
                 buffer: None,
-            },
-            _ => {
-                let waker = context.waker();
-                if !op.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-                    op.waker = Some(waker.clone());
-                }
-                return Poll::Pending;
+            });
+        }
+        let Stage::Done(result) = op.stage else {
+            let waker = context.waker();
+            if !op
+                .waker
+                .as_ref()
+                .is_some_and(|known| known.will_wake(waker))
+            {
+                op.waker = Some(waker.clone());
             }
+            return Poll::Pending;
         };
+        op.stage = Stage::Vacant;
+        let buffer = Some(std::mem::replace(&mut op.buffer, IoBuffer::None));
+        table.vacant.push(id.at() as u32);
+        let outcome = IoOutcome { result, buffer };
         drop(table);
         *inner = Inner::Ready(None);
         Poll::Ready(outcome)

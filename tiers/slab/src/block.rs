@@ -138,7 +138,10 @@ impl SlotWriter {
     #[must_use]
     pub fn io_range(&self) -> (NonNull<u8>, usize) {
         let len = u64::from(self.len).next_multiple_of(SLOT_ALIGN);
-        (self.shared.arena.address(self.slot.offset(), len), len as usize)
+        (
+            self.shared.arena.address(self.slot.offset(), len),
+            len as usize,
+        )
     }
 
     /// Ends the writing without giving the slot back: the shard publishes it.
@@ -205,7 +208,10 @@ impl PinnedBlock {
     /// up to 4 KiB. Whoever uses it keeps the pin until the device is done.
     #[must_use]
     pub fn io_range(&self) -> (NonNull<u8>, usize) {
-        (self.address, self.len.next_multiple_of(SLOT_ALIGN as u32) as usize)
+        (
+            self.address,
+            self.len.next_multiple_of(SLOT_ALIGN as u32) as usize,
+        )
     }
 
     /// Copies the block into `target`, which must be as long.

@@ -1,6 +1,6 @@
 //! The checksum that is bound to what a block is, not only to its bytes.
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 use crate::key::BlockKey;
 
@@ -17,6 +17,19 @@ impl Checksum {
     pub fn of(key: &BlockKey, payload: &[u8]) -> Self {
         let seed = seed(key.namespace().seed(), key.bytes(), payload.len() as u64);
         Self(xxh3_64_with_seed(payload, seed))
+    }
+}
+
+impl Checksum {
+    /// The checksum of `payload` stored under `key` of the namespace named `namespace`; for
+    /// readers of a device, which know names only.
+    #[must_use]
+    pub fn of_named(namespace: &str, key: &[u8], payload: &[u8]) -> Self {
+        let namespace_seed = xxh3_64(namespace.as_bytes());
+        Self(xxh3_64_with_seed(
+            payload,
+            seed(namespace_seed, key, payload.len() as u64),
+        ))
     }
 }
 
@@ -67,6 +80,7 @@ mod tests {
     fn checksum_differs_by_namespace_key_length_and_bytes() {
         let base = Checksum::of(&key("m", b"k"), b"payload");
         assert_eq!(base, Checksum::of(&key("m", b"k"), b"payload"));
+        assert_eq!(base, Checksum::of_named("m", b"k", b"payload"));
         assert_ne!(base, Checksum::of(&key("n", b"k"), b"payload"));
         assert_ne!(base, Checksum::of(&key("m", b"j"), b"payload"));
         assert_ne!(base, Checksum::of(&key("m", b"k"), b"payloae"));

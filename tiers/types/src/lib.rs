@@ -11,6 +11,7 @@ pub mod hint;
 pub mod key;
 pub mod limits;
 pub mod outcome;
+pub mod tasks;
 pub mod units;
 
 pub use checksum::Checksum;
@@ -18,6 +19,7 @@ pub use clock::{Clock, Nanos};
 pub use hint::{Access, BlockKind, Hint, RequestContext};
 pub use key::{BlockIx, BlockKey, KeyError, KeyHash, Namespace, NamespaceName};
 pub use outcome::{Lookup, PutOutcome, RejectReason, Tier, UnavailableReason};
+pub use tasks::{LocalFuture, Tasks};
 pub use units::{ByteLen, ParseByteLenError};
 
 const _: () = assert!(

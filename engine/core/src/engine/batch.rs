@@ -10,7 +10,7 @@ use terrace_types::{Access, BlockKey, Checksum, Lookup, PutOutcome, UnavailableR
 
 use super::calls::{Reply, dram, refused};
 use super::{Engine, route};
-use crate::shard::{GetOptions, LocalPin, PutOptions, Reservation, TryGet};
+use crate::shard::{Arrival, Durability, GetOptions, LocalPin, PutOptions, Reservation, TryGet};
 
 /// One block of a batch of puts.
 #[derive(Clone, Copy, Debug)]
@@ -165,10 +165,31 @@ impl Engine {
         }
         let count = filled.len();
         let committed = self.call(shard, move |shard, reply| {
-            let commit = |(key, writer, checksum, options): (BlockKey, _, _, PutOptions)| {
-                shard.commit(&key, writer, checksum, &options)
-            };
-            Reply(reply).now(filled.into_iter().map(commit).collect::<Vec<_>>())
+            let outcomes: Vec<_> = filled
+                .into_iter()
+                .map(|(key, writer, checksum, options)| {
+                    let outcome = shard.commit_now(&key, writer, checksum, &options);
+                    (key, outcome, options)
+                })
+                .collect();
+            let waits =
+                |(_, _, options): &(_, _, PutOptions)| options.durability == Durability::Durable;
+            let reply = Reply(reply);
+            if !outcomes.iter().any(waits) {
+                return reply.now(
+                    outcomes
+                        .into_iter()
+                        .map(|(_, outcome, _)| outcome)
+                        .collect(),
+                );
+            }
+            let shard = Rc::clone(shard);
+            reply.later(async move {
+                let ensure = outcomes
+                    .iter()
+                    .map(|(key, outcome, options)| shard.ensured(key, *outcome, options));
+                join_all(ensure).await
+            })
         });
         let committed = committed
             .await
@@ -263,7 +284,7 @@ impl Engine {
                                 ..
                             } = shard.exists(key)
                             {
-                                drop(shard.get(key, &plain).await);
+                                drop(shard.get_as(key, &plain, Arrival::Ahead).await);
                             }
                         }
                     };

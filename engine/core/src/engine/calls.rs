@@ -10,7 +10,9 @@ use terrace_types::{
 };
 
 use super::Engine;
-use crate::shard::{GetOptions, Lease, LeaseId, LocalPin, PutOptions, Reservation, Shard, TryGet};
+use crate::shard::{
+    Durability, GetOptions, Lease, LeaseId, LocalPin, PutOptions, Reservation, Shard, TryGet,
+};
 
 /// Values up to this length travel in the message: one hop in place of two is worth a copy.
 const INLINE_PUT_MAX: usize = 16 << 10;
@@ -137,7 +139,9 @@ impl Engine {
         let checksum = Checksum::of(key, writer.bytes());
         let (owned, options) = (key.clone(), *options);
         let committed = self.call(self.shard_of(key), move |shard, reply| {
-            Reply(reply).now(shard.commit(&owned, writer, checksum, &options))
+            finish(shard, Reply(reply), owned, options, move |shard, key| {
+                shard.commit_now(key, writer, checksum, &options)
+            })
         });
         committed.await.unwrap_or_else(refused)
     }
@@ -149,20 +153,23 @@ impl Engine {
         let put = self.call(self.shard_of(key), move |shard, reply| {
             let reply = Reply(reply);
             let len = value.len() as u64;
-            let publish = move |shard: &Shard, reservation, key: &BlockKey| match reservation {
+            let publish = move |shard: &Rc<Shard>, reservation, key: &BlockKey| match reservation {
                 Reservation::Done(outcome) => outcome,
                 Reservation::Granted(mut writer) => {
                     writer.bytes_mut().copy_from_slice(&value);
-                    shard.commit(key, writer, checksum, &options)
+                    shard.commit_now(key, writer, checksum, &options)
                 }
             };
             match shard.try_reserve(&owned, len, &options) {
-                Some(reservation) => reply.now(publish(shard, reservation, &owned)),
+                Some(reservation) => finish(shard, reply, owned, options, move |shard, key| {
+                    publish(shard, reservation, key)
+                }),
                 None => {
                     let shard = Rc::clone(shard);
                     reply.later(async move {
                         let reservation = shard.reserve(&owned, len, &options).await;
-                        publish(&shard, reservation, &owned)
+                        let outcome = publish(&shard, reservation, &owned);
+                        shard.ensured(&owned, outcome, &options).await
                     })
                 }
             }
@@ -206,7 +213,12 @@ impl Engine {
     pub async fn remove(&self, key: &BlockKey) -> Lookup<()> {
         let owned = key.clone();
         self.lookup(self.shard_of(key), move |shard, reply| {
-            reply.now(shard.remove(&owned))
+            let (found, tombstone) = shard.take_key_out(&owned);
+            let Some(tombstone) = tombstone else {
+                return reply.now(found);
+            };
+            let shard = Rc::clone(shard);
+            reply.later(async move { shard.buried(found, tombstone).await })
         })
         .await
     }
@@ -221,7 +233,8 @@ impl Engine {
         for shard in 0..self.shards() {
             removed += self
                 .call(shard, move |shard, reply| {
-                    Reply(reply).now(shard.remove_namespace(namespace))
+                    let shard = Rc::clone(shard);
+                    Reply(reply).later(async move { shard.remove_namespace(namespace).await })
                 })
                 .await??;
         }
@@ -272,6 +285,22 @@ pub(super) fn dram(pin: LocalPin) -> Lookup<PinnedBlock> {
         tier: terrace_types::Tier::Dram,
         value: pin.into_pinned(),
     }
+}
+
+/// Ends a put: at once, or when the block is durable if that was asked for.
+fn finish(
+    shard: &Rc<Shard>,
+    reply: Reply<PutOutcome>,
+    key: BlockKey,
+    options: PutOptions,
+    publish: impl FnOnce(&Rc<Shard>, &BlockKey) -> PutOutcome + 'static,
+) -> Option<terrace_runtime::LocalFuture<'static, ()>> {
+    let outcome = publish(shard, &key);
+    if options.durability == Durability::Volatile {
+        return reply.now(outcome);
+    }
+    let shard = Rc::clone(shard);
+    reply.later(async move { shard.ensured(&key, outcome, &options).await })
 }
 
 /// The outcome of a put that its shard did not answer.

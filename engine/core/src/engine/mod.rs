@@ -6,6 +6,7 @@
 
 mod batch;
 mod calls;
+mod devices;
 mod open;
 
 use std::future::Future;
@@ -15,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_channel::oneshot;
+use futures_util::future::join_all;
 use terrace_runtime::executor::ShardThread;
 use terrace_runtime::{LocalFuture, MailboxSender};
 use terrace_types::{BlockKey, KeyHash, Namespace, UnavailableReason};
@@ -23,8 +25,11 @@ use crate::config::EngineConfig;
 use crate::error::Error;
 use crate::events::{EventStream, subscription};
 use crate::namespaces::NamespaceRegistry;
-use crate::shard::{Job, Shard};
+use crate::shard::{Job, PersistReport, Shard};
 use crate::stats::{EngineStats, ShardStats};
+
+use devices::Devices;
+pub(crate) use devices::ShardIo;
 
 pub use batch::PutItem;
 pub use open::EngineBuilder;
@@ -32,10 +37,14 @@ pub use open::EngineBuilder;
 /// What is left when an engine has closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseReport {
+    /// Dirty blocks that were written to the NVMe tier.
+    pub blocks_written: u64,
     /// Blocks that were in DRAM only, and are gone.
     pub blocks_lost: u64,
     /// Shards that did not end by the deadline, or ended by a panic.
     pub shards_unclean: usize,
+    /// Whether the devices are marked as closed cleanly: the next open starts warm.
+    pub devices_clean: bool,
 }
 
 struct Inner {
@@ -43,8 +52,9 @@ struct Inner {
     config: EngineConfig,
     senders: Vec<MailboxSender<Job>>,
     threads: Mutex<Vec<ShardThread>>,
-    namespaces: NamespaceRegistry,
+    namespaces: Arc<NamespaceRegistry>,
     closed: AtomicBool,
+    devices: Mutex<Option<Devices>>,
 }
 
 /// A handle to an open engine; clones share it. The last one to go closes the engine.
@@ -161,16 +171,29 @@ impl Engine {
         true
     }
 
-    /// Waits until all that was sent before is done. Without a durable tier nothing more can
-    /// be promised.
-    pub async fn sync(&self) {
-        let _ = self.stats().await;
+    /// Waits until all blocks that are on their way to the devices survive power loss. What is
+    /// in DRAM only stays there.
+    ///
+    /// # Errors
+    /// [`UnavailableReason`] of the first shard that did not answer, or whose devices failed.
+    pub async fn sync(&self) -> Result<(), UnavailableReason> {
+        for shard in 0..self.shards() {
+            let synced = self.call(shard, |shard, reply| {
+                let shard = Rc::clone(shard);
+                Some(Box::pin(async move {
+                    let _ = reply.send(shard.sync().await);
+                }))
+            });
+            synced.await??;
+        }
+        Ok(())
     }
 
-    /// Closes the engine: no new work, what waits is answered, the shards end. Blocks that
-    /// are pinned elsewhere stay readable until their pins go.
+    /// Closes the engine. Blocks that are in DRAM only are written to the devices, the most
+    /// valuable first, until half of `deadline` is over; then what waits is answered and the
+    /// shards end. Blocks that are pinned elsewhere stay readable until their pins go.
     pub async fn close(&self, deadline: Duration) -> CloseReport {
-        let blocks_lost = self.stats().await.gauges.dram_blocks;
+        let persisted = self.persist(deadline / 2).await;
         let threads = self.inner.begin_close();
         let (done, ended) = oneshot::channel();
         let count = threads.len();
@@ -184,10 +207,42 @@ impl Engine {
             let _ = done.send(clean);
         });
         let clean = self.within(deadline, ended).await.unwrap_or(0);
-        CloseReport {
-            blocks_lost,
+        let mut report = CloseReport {
+            blocks_written: persisted.blocks_written,
+            blocks_lost: persisted.blocks_lost,
             shards_unclean: count - clean,
+            devices_clean: false,
+        };
+        if clean == count && count > 0 {
+            report.devices_clean = self.inner.close_devices(&persisted);
         }
+        report
+    }
+
+    /// Has all shards write down what they hold, side by side.
+    async fn persist(&self, span: Duration) -> PersistReport {
+        let calls = (0..self.shards()).map(|shard| {
+            self.call(shard, move |shard, reply| {
+                let shard = Rc::clone(shard);
+                let deadline = shard.runtime().now() + span;
+                Some(Box::pin(async move {
+                    let _ = reply.send(shard.persist(deadline).await);
+                }))
+            })
+        });
+        let mut sum = PersistReport {
+            clean: true,
+            drained: true,
+            ..PersistReport::default()
+        };
+        for report in join_all(calls).await {
+            let report = report.unwrap_or_default();
+            sum.blocks_written += report.blocks_written;
+            sum.blocks_lost += report.blocks_lost;
+            sum.clean &= report.clean;
+            sum.drained &= report.drained;
+        }
+        sum
     }
 
     /// `reply`, or `None` when `deadline` passes first; timed by a thread of its own, as no
@@ -237,6 +292,21 @@ impl Engine {
 }
 
 impl Inner {
+    /// Marks the devices as closed cleanly when they are, and lets go of them.
+    fn close_devices(&self, persisted: &PersistReport) -> bool {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut devices) = devices.take().filter(|_| persisted.clean) else {
+            return false;
+        };
+        match devices.close(persisted.drained) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(%error, "mark the devices as closed");
+                false
+            }
+        }
+    }
+
     /// Tells the shards to end; returns their threads, once.
     fn begin_close(&self) -> Vec<ShardThread> {
         self.closed.store(true, Ordering::Relaxed);

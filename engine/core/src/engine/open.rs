@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use terrace_runtime::executor::{ExecutorConfig, ShardThread, check_memlock};
 use terrace_runtime::mailbox::mailbox;
-use terrace_runtime::{Mailbox, MailboxSender, Runtime, affinity};
+use terrace_runtime::{Mailbox, Runtime, affinity};
 use terrace_slab::{Arena, ArenaConfig, ArenaShared};
 
+use super::devices::{Devices, ShardDevices};
 use super::{Engine, Inner};
-use crate::below::TierBelow;
 use crate::config::{EngineConfig, Pinning};
 use crate::error::Error;
 use crate::namespaces::NamespaceRegistry;
 use crate::policy::{Policy, PolicyConfig};
-use crate::shard::{Job, Plugins, Shard, serve};
+use crate::shard::{Job, Place, Plugins, Shard, serve};
 
 /// Engines of one process have different ids, which their namespaces carry.
 static NEXT_ENGINE: AtomicU32 = AtomicU32::new(1);
@@ -46,16 +46,6 @@ impl EngineBuilder {
         self
     }
 
-    /// Puts a tier below DRAM. `make` is called on each shard's thread with its number.
-    #[must_use]
-    pub fn below(
-        mut self,
-        make: impl Fn(usize) -> Box<dyn TierBelow> + Send + Sync + 'static,
-    ) -> Self {
-        self.plugins.below = Some(Arc::new(make));
-        self
-    }
-
     /// Opens the engine.
     ///
     /// # Errors
@@ -65,11 +55,17 @@ impl EngineBuilder {
         check_memlock()?;
         let id = NEXT_ENGINE.fetch_add(1, Ordering::Relaxed);
         let cpus = affinity::allowed_cpus();
+        let devices = Devices::open(&self.config)?;
+        let namespaces = Arc::new(NamespaceRegistry::new(id));
         let (report, reports) = mpsc::channel();
-        let (mut senders, mut threads) = (Vec::new(), Vec::new());
-        for number in 0..self.config.shards {
+        let (mut senders, mut inboxes, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.config.shards {
             let (sender, inbox) = mailbox::<Job>(self.config.mailbox_len)
                 .map_err(|error| Error::Mailbox(error.to_string()))?;
+            senders.push(sender);
+            inboxes.push(inbox);
+        }
+        for (number, inbox) in inboxes.into_iter().enumerate() {
             let cpu = (self.config.pinning == Pinning::Pinned).then(|| cpus[number % cpus.len()]);
             let executor = ExecutorConfig {
                 shard: number,
@@ -77,19 +73,22 @@ impl EngineBuilder {
                 spin: self.config.spin,
             };
             let start = ShardStart {
-                number,
-                engine: id,
+                place: Place {
+                    number,
+                    engine: id,
+                    registry: Arc::clone(&namespaces),
+                    peers: senders.clone(),
+                },
                 cpu,
                 config: self.config.clone(),
                 plugins: self.plugins.clone(),
-                sender: sender.clone(),
+                devices: devices.as_ref().map(|devices| devices.share(number)),
                 inbox,
                 report: report.clone(),
             };
             threads.push(ShardThread::start(&executor, move |runtime| {
                 start.run(runtime)
             })?);
-            senders.push(sender);
         }
         drop(report);
         let inner = Inner {
@@ -97,8 +96,9 @@ impl EngineBuilder {
             config: self.config,
             senders,
             threads: Mutex::new(threads),
-            namespaces: NamespaceRegistry::new(id),
+            namespaces,
             closed: AtomicBool::new(false),
+            devices: Mutex::new(devices),
         };
         let mut opened = 0;
         for outcome in reports {
@@ -119,52 +119,58 @@ impl EngineBuilder {
 }
 
 struct ShardStart {
-    number: usize,
-    engine: u32,
+    place: Place,
     cpu: Option<usize>,
     config: EngineConfig,
     plugins: Plugins,
-    sender: MailboxSender<Job>,
+    devices: Option<ShardDevices>,
     inbox: Mailbox<Job>,
     report: mpsc::Sender<Result<(), Error>>,
 }
 
 impl ShardStart {
     async fn run(self, runtime: Rc<dyn Runtime>) {
-        let number = self.number;
-        let (report, inbox) = (self.report.clone(), self.make(&runtime));
-        let (shard, inbox) = match inbox {
+        let report = self.report.clone();
+        let warm = self.devices.as_ref().and_then(|devices| devices.warm);
+        let (shard, inbox) = match self.make(&runtime) {
             Ok(made) => made,
             Err(error) => {
                 let _ = report.send(Err(error));
                 return;
             }
         };
+        shard.recover(warm).await;
+        shard.start_scrub();
         let _ = report.send(Ok(()));
         drop(report);
-        tracing::debug!(shard = number, "serving");
+        tracing::debug!(shard = shard.number(), "serving");
         serve(shard, inbox).await;
     }
 
     fn make(self, runtime: &Rc<dyn Runtime>) -> Result<(Rc<Shard>, Mailbox<Job>), Error> {
+        let number = self.place.number;
         let arena_config = ArenaConfig {
             hugepages: self.config.hugepages,
             numa_node: self.cpu.and_then(affinity::numa_node_of),
             ..ArenaConfig::new(self.config.arena_len())
         };
         let arena = Arena::open(&arena_config).map_err(|source| Error::Arena {
-            shard: self.number,
+            shard: number,
             source,
         })?;
-        let sender = self.sender;
+        let below = match self.devices {
+            Some(devices) => Some(devices.attach(&self.config, number, runtime, &arena)?),
+            None => None,
+        };
+        let sender = self.place.peers[number].clone();
         let shared = ArenaShared::new(arena, Box::new(move || sender.nudge()));
         let shard = Shard::new(
-            self.number,
-            self.engine,
+            self.place,
             self.config,
             shared,
             Rc::clone(runtime),
             &self.plugins,
+            below,
         )?;
         Ok((shard, self.inbox))
     }

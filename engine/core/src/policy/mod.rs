@@ -112,6 +112,17 @@ pub trait Policy {
         false
     }
 
+    /// Walks all known blocks in the order in which `restore` takes them in, each with a tag.
+    fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
+        let _ = visit;
+    }
+
+    /// Takes in a block of an earlier run.
+    fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
+        let _ = tag;
+        self.on_insert(block, access);
+    }
+
     /// Count of known blocks.
     fn len(&self) -> usize;
 

@@ -1,190 +1,314 @@
-//! The way down: blocks that leave DRAM are written to the tier below.
+//! The way down: blocks that leave DRAM, or have to survive, are written to the NVMe tier.
+//!
+//! One task a shard writes; it keeps as many writes under way as the tier takes, so that a
+//! victim's slot is free by the time a put needs it.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
-use terrace_slab::{SlotIx, published_bytes};
-use terrace_types::{Access, BlockIx, Checksum};
+use terrace_nvme::IoBuffer;
+use terrace_nvme::format::EntryKind;
+use terrace_nvme::tier::{NvmeTier, Record, Ticket, TierError};
+use terrace_slab::PinnedBlock;
+use terrace_types::{Access, BlockIx, Hint};
 
-use super::Shard;
-use crate::below::{Demoted, StoredBelow, TierBelow, TierError};
+use super::{Shard, State};
 use crate::events::EventKind;
-use crate::index::{DEMOTING, ERASED};
+use crate::index::{DEMOTING, ERASED, WARM};
 
-/// A block on its way down.
-pub(super) struct Leaving {
-    block: BlockIx,
-    key: Box<[u8]>,
-    checksum: Checksum,
-    slot: SlotIx,
-    len: u32,
+/// Writes of demotions that are awaited at once. The tier's own window is in bytes.
+const WRITES_MAX: usize = 512;
+
+/// What the writing task does next.
+enum Step {
+    Write(BlockIx),
+    Await,
+    End,
 }
 
 impl Shard {
-    /// Writes blocks, marked as on their way down, to the tier below, and frees their slots
-    /// unless somebody took an interest in them meanwhile.
-    pub(super) async fn demote(self: &Rc<Self>, leaving: Vec<Leaving>) {
-        let Some(below) = &self.below else { return };
-        for Leaving {
-            block,
-            key,
-            checksum,
-            slot,
-            len,
-        } in leaving
-        {
-            let payload = published_bytes(&self.shared, slot, len);
-            let stored = below
-                .store(Demoted {
-                    block,
-                    key: &key,
-                    checksum,
-                    payload,
-                })
-                .await;
-            if let Err(error) = &stored {
-                tracing::warn!(shard = self.number, %error, "a block could not be written below");
-            }
-            self.state
-                .borrow_mut()
-                .end_demotion(block, stored, self.number, &**below);
-        }
-    }
-
-    /// Starts the task that keeps some of DRAM free, when too little is.
-    pub(super) fn start_demoter(self: &Rc<Self>) {
-        if self.below.is_none() || self.fill_ratio() <= self.config.fill_ratio_high {
+    /// Starts the task that writes blocks below, when there are some to write or too little of
+    /// DRAM is free.
+    pub(super) fn start_writer(self: &Rc<Self>) {
+        if self.tier.is_none() {
             return;
         }
-        if std::mem::replace(&mut self.state.borrow_mut().demoter_runs, true) {
+        let mut state = self.state.borrow_mut();
+        let full = state.fill_ratio() > self.config.fill_ratio_high;
+        if (!full && state.leaving.is_empty()) || std::mem::replace(&mut state.writer_runs, true) {
             return;
         }
+        drop(state);
         let shard = Rc::clone(self);
-        self.spawn(Box::pin(async move {
-            while shard.unavailable().is_none() && shard.fill_ratio() > shard.config.fill_ratio_low
-            {
-                let leaving = {
-                    let mut state = shard.state.borrow_mut();
-                    let below = shard.below.as_deref();
-                    state
-                        .victim_of(None)
-                        .map(|victim| state.let_go(victim, shard.number, below))
-                };
-                let Some(leaving) = leaving else { break };
-                shard.demote(leaving).await;
-                shard.runtime.yield_now().await;
-            }
-            shard.state.borrow_mut().demoter_runs = false;
-        }));
+        self.spawn(Box::pin(async move { shard.write_down().await }));
     }
 
-    /// The fuller of bytes and blocks, from 0 to 1.
+    async fn write_down(self: &Rc<Self>) {
+        let mut under_way: VecDeque<(BlockIx, Ticket)> = VecDeque::new();
+        loop {
+            self.end_demotions(&mut under_way);
+            match self.next_step(&under_way) {
+                Step::Write(block) => match self.write_block(block, &Hint::default()).await {
+                    Ok(Some(ticket)) => under_way.push_back((block, ticket)),
+                    Ok(None) => self.end_demotion(block, Ok(())),
+                    Err(error) => self.end_demotion(block, Err(error)),
+                },
+                Step::Await => {
+                    let Some((_, ticket)) = under_way.front() else {
+                        continue;
+                    };
+                    if let Some(tier) = &self.tier {
+                        tier.hasten(*ticket);
+                        // Failure is taken in with the block.
+                        let _ = tier.written(*ticket).await;
+                    }
+                }
+                Step::End => return,
+            }
+        }
+    }
+
+    fn next_step(&self, under_way: &VecDeque<(BlockIx, Ticket)>) -> Step {
+        if under_way.len() >= WRITES_MAX {
+            return Step::Await;
+        }
+        let mut state = self.state.borrow_mut();
+        let mut freed = false;
+        let step = loop {
+            if let Some(block) = state.leaving.pop_front() {
+                break Step::Write(block);
+            }
+            let wanted = state.fill_ratio() > self.config.fill_ratio_low;
+            if !wanted || self.unavailable().is_some() {
+                break Step::End;
+            }
+            let Some(victim) = state.victim_of(None) else {
+                break Step::End;
+            };
+            freed |= state.let_go(victim, self.number, self.tier.as_deref());
+        };
+        if freed {
+            state.wake_waiting();
+        }
+        match step {
+            Step::End if !under_way.is_empty() => Step::Await,
+            Step::End => {
+                state.writer_runs = false;
+                Step::End
+            }
+            step => step,
+        }
+    }
+
+    /// Ends the demotions whose writes are complete.
+    fn end_demotions(self: &Rc<Self>, under_way: &mut VecDeque<(BlockIx, Ticket)>) {
+        let Some(tier) = &self.tier else { return };
+        while let Some((block, ticket)) = under_way.front().copied() {
+            match tier.is_written(ticket) {
+                Ok(false) => return,
+                Ok(true) => self.end_demotion(block, Ok(())),
+                Err(error) => self.end_demotion(block, Err(error)),
+            }
+            under_way.pop_front();
+        }
+    }
+
+    /// Begins the write of a block that is in DRAM. `None` when it is gone, or below already.
+    ///
+    /// # Errors
+    /// [`TierError`] when the tier does not take it.
+    pub(super) async fn write_block(
+        self: &Rc<Self>,
+        block: BlockIx,
+        hint: &Hint,
+    ) -> Result<Option<Ticket>, TierError> {
+        let Some(tier) = &self.tier else {
+            return Err(TierError::ReadOnly);
+        };
+        let mut pinned = None;
+        loop {
+            let len = {
+                let mut state = self.state.borrow_mut();
+                let record = state.index.record(block);
+                let ended = state.epochs.is_ended(record.namespace());
+                if ended || record.is(ERASED) || record.below().is_some() {
+                    return Ok(None);
+                }
+                let len = record.len;
+                let buffer = match pinned.take() {
+                    Some(buffer) => buffer,
+                    None => match state.pin_for_write(self, block) {
+                        Some(pin) => IoBuffer::Pinned(pin),
+                        None => return Ok(None),
+                    },
+                };
+                match state.place(self, tier, block, hint, buffer) {
+                    Ok(ticket) => {
+                        drop(state);
+                        self.start_reclaim();
+                        return Ok(Some(ticket));
+                    }
+                    Err(buffer) => pinned = Some(buffer),
+                }
+                len
+            };
+            self.start_reclaim();
+            // Nothing stored is dropped because devices are slow: puts wait, and say so.
+            let deadline = self.runtime.now() + self.config.nvme.io_deadline;
+            tier.room(len, deadline).await?;
+            if self.unavailable().is_some() {
+                return Err(TierError::Closing);
+            }
+        }
+    }
+
+    /// Takes in what a demotion's write came to: the block leaves DRAM, stays for a reader that
+    /// came meanwhile, or is gone because its key was removed.
+    fn end_demotion(self: &Rc<Self>, block: BlockIx, written: Result<(), TierError>) {
+        // The write's own pin came back with its memory.
+        self.drain_returns();
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        state.demoting -= 1;
+        let record = state.index.record_mut(block);
+        record.flags &= !DEMOTING;
+        let (erased, len, pins, id) = (record.is(ERASED), record.len, record.pins, record.hash());
+        match written {
+            Ok(()) => {
+                state.counters.demotions += 1;
+                state.counters.demoted_bytes += u64::from(len);
+            }
+            Err(error) => {
+                tracing::warn!(shard = self.number, %error, "a block could not be written below");
+                state.counters.demotions_failed += 1;
+                state.unplace(block, self.tier.as_deref());
+            }
+        }
+        if erased {
+            state.vacate_if_idle(block);
+        } else if pins > 0 {
+            let access = Access {
+                len,
+                ..Access::plain(id)
+            };
+            state.policy.on_insert(block, &access);
+        } else {
+            state.give_up(block, self.number, self.tier.as_deref());
+        }
+        state.wake_waiting();
+    }
+}
+
+impl State {
+    /// The fuller of bytes and blocks, from 0 to 1; blocks on their way down count as gone.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a share of memory needs no last bit"
     )]
-    fn fill_ratio(&self) -> f64 {
-        let state = self.state.borrow();
-        let stats = state.pool.stats();
+    pub(super) fn fill_ratio(&self) -> f64 {
+        let stats = self.pool.stats();
+        let blocks = (self.dram_blocks + self.writers.len()).max(1);
+        let staying = 1.0 - self.demoting as f64 / blocks as f64;
         let by_bytes = stats.slot_bytes as f64 / stats.arena_bytes as f64;
-        let blocks = state.dram_blocks + state.writers.len();
-        by_bytes.max(blocks as f64 / state.blocks_cap as f64)
+        by_bytes.max(blocks as f64 / self.blocks_cap as f64) * staying
     }
-}
 
-impl super::State {
-    /// Gives up a victim of the policy and whatever else it gave up with it. Blocks that have
-    /// to be written below first are marked and returned; the rest leave DRAM here.
+    /// Gives up a victim of the policy and whatever else it gave up with it. What has to be
+    /// written below first is marked and queued; the rest leaves DRAM here. True when a slot
+    /// came free.
     pub(super) fn let_go(
         &mut self,
         victim: BlockIx,
         shard: usize,
-        below: Option<&dyn TierBelow>,
-    ) -> Vec<Leaving> {
-        let mut leaving = Vec::new();
+        tier: Option<&NvmeTier>,
+    ) -> bool {
+        let mut freed = false;
         let mut next = Some(victim);
         while let Some(block) = next {
-            if below.is_some() && self.index.record(block).below().is_none() {
-                leaving.extend(self.begin_demotion(block));
+            let record = self.index.record(block);
+            let dirty = record.below().is_none() && record.slot().is_some();
+            if dirty && tier.is_some_and(|tier| tier.takes_blocks() && tier.admit(record.len)) {
+                self.begin_demotion(block);
             } else {
-                self.give_up(block, shard, below);
+                self.give_up(block, shard, tier);
+                freed = true;
             }
             next = self.policy.take_pending();
         }
-        leaving
+        freed
     }
 
-    /// Marks a block as on its way down, held by a pin of the write's own.
-    fn begin_demotion(&mut self, block: BlockIx) -> Option<Leaving> {
+    /// Marks a block as on its way down and queues it for the writer.
+    pub(super) fn begin_demotion(&mut self, block: BlockIx) {
+        self.index.record_mut(block).flags |= DEMOTING;
+        self.demoting += 1;
+        self.leaving.push_back(block);
+    }
+
+    /// A pin for a write, beyond the bound on pins: it frees memory in the end.
+    fn pin_for_write(&mut self, shard: &Shard, block: BlockIx) -> Option<PinnedBlock> {
         let record = self.index.record_mut(block);
         let slot = record.slot()?;
-        record.flags |= DEMOTING;
-        // The policy picked a block without pins, so this is the first.
-        record.pins += 1;
-        self.pinned_bytes += record.pinned_len();
-        let record = self.index.record(block);
-        let key = Box::from(self.index.key_of(record));
-        Some(Leaving {
-            block,
-            key,
-            checksum: record.checksum(),
-            slot,
-            len: record.len,
-        })
+        if record.pins == 0 {
+            self.pinned_bytes += record.pinned_len();
+        }
+        let record = self.index.record_mut(block);
+        record.pins = record.pins.checked_add(1)?;
+        Some(PinnedBlock::new(&shard.shared, slot, record.len, block))
     }
 
-    /// Takes in what the write came to: the block leaves DRAM, stays for a reader that came
-    /// meanwhile, or is gone because its key was removed.
-    fn end_demotion(
+    /// Appends a block to the tier and notes where.
+    fn place(
         &mut self,
+        shard: &Shard,
+        tier: &Rc<NvmeTier>,
         block: BlockIx,
-        stored: Result<StoredBelow, TierError>,
-        shard: usize,
-        below: &dyn TierBelow,
-    ) {
+        hint: &Hint,
+        buffer: IoBuffer,
+    ) -> Result<Ticket, IoBuffer> {
+        let record = self.index.record(block);
+        let namespace = self.epochs.namespace_of(record.namespace());
+        let Some(name) = self.epochs.name_of(namespace, &shard.registry) else {
+            return Err(buffer);
+        };
+        let record = self.index.record(block);
+        let len = record.len;
+        let placed = tier.try_place(
+            &Record {
+                kind: EntryKind::Block,
+                namespace: name.as_str(),
+                key: self.index.key_of(record),
+                checksum: record.checksum(),
+                len,
+                hint: *hint,
+                sequence: None,
+            },
+            buffer,
+        )?;
+        tier.retain(placed.location, len);
         let record = self.index.record_mut(block);
-        record.flags &= !DEMOTING;
-        let (erased, len, id) = (record.is(ERASED), record.len, record.hash());
-        let read_meanwhile = record.pins > 1;
-        match stored {
-            Ok(StoredBelow { location, gone }) => {
-                self.counters.demotions += 1;
-                self.counters.demoted_bytes += u64::from(len);
-                for (gone, at) in gone {
-                    self.forget_below(gone, at, shard);
-                }
-                if erased {
-                    below.forget(location);
-                } else {
-                    self.index.record_mut(block).set_below(Some(location));
-                }
-            }
-            Err(_) => self.counters.demotions_failed += 1,
-        }
-        if !erased && read_meanwhile {
-            self.policy.on_insert(
-                block,
-                &Access {
-                    len,
-                    ..Access::plain(id)
-                },
-            );
-        }
-        self.unpin(block);
-        if !erased && !read_meanwhile {
-            self.give_up(block, shard, Some(below));
-        }
-        self.wake_waiting();
+        record.set_below(Some(placed.location));
+        record.flags &= !WARM;
+        Ok(placed.ticket)
     }
 
-    /// The tier below gave a block up by itself.
-    fn forget_below(&mut self, block: BlockIx, location: u32, shard: usize) {
+    /// The write of a block failed: it lies in DRAM only.
+    pub(super) fn unplace(&mut self, block: BlockIx, tier: Option<&NvmeTier>) {
         let record = self.index.record_mut(block);
-        if record.is(ERASED) || record.below() != Some(location) {
-            return;
-        }
+        let (location, len) = (record.below(), record.len);
         record.set_below(None);
+        if let (Some(location), Some(tier)) = (location, tier) {
+            tier.forget(location, len);
+        }
+    }
+
+    /// A block leaves the tier below because its segment is reclaimed or lost.
+    pub(super) fn forget_below(&mut self, block: BlockIx, shard: usize, tier: &NvmeTier) {
+        self.unplace(block, Some(tier));
         self.counters.below_evictions += 1;
-        if self.index.record(block).slot().is_none() {
+        let record = self.index.record(block);
+        // One that is being read comes up, or goes, at the end of that read.
+        if record.slot().is_none() && !record.is(crate::index::PROMOTING) {
             self.counters.evictions += 1;
             self.emit(shard, EventKind::Evicted, block);
             self.erase(block, None);

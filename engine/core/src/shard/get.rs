@@ -6,6 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
+use terrace_nvme::IoBuffer;
+use terrace_nvme::tier::ReadClass;
 use terrace_slab::{ArenaShared, PinnedBlock, RegisteredRegion, SlotIx, published_bytes, scatter};
 use terrace_types::{
     Access, BlockIx, BlockKey, Checksum, Hint, KeyHash, Lookup, RequestContext, Tier,
@@ -14,7 +16,7 @@ use terrace_types::{
 
 use super::{Shard, State};
 use crate::events::EventKind;
-use crate::index::{DEMOTING, ERASED, PROMOTING};
+use crate::index::{DEMOTING, ERASED, PROMOTING, WARM};
 
 /// What a caller tells with a lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +25,26 @@ pub struct GetOptions {
     pub hint: Hint,
     /// What is known about the request.
     pub context: RequestContext,
+}
+
+/// Why a block comes up from below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// A caller waits for it.
+    Wanted,
+    /// Somebody may want it soon.
+    Ahead,
+    /// It was in DRAM when the engine was closed, with this tag of its policy.
+    Restored { tag: u8 },
+}
+
+impl Arrival {
+    const fn class(self) -> ReadClass {
+        match self {
+            Self::Wanted => ReadClass::Demand,
+            Self::Ahead | Self::Restored { .. } => ReadClass::Prefetch,
+        }
+    }
 }
 
 /// What a lookup finds without waiting.
@@ -130,6 +152,16 @@ impl Shard {
 
     /// Looks a block up; brings it up from the tier below when it is there.
     pub async fn get(self: &Rc<Self>, key: &BlockKey, options: &GetOptions) -> Lookup<LocalPin> {
+        self.get_as(key, options, Arrival::Wanted).await
+    }
+
+    /// As [`Shard::get`], for another reason than a caller who waits.
+    pub(crate) async fn get_as(
+        self: &Rc<Self>,
+        key: &BlockKey,
+        options: &GetOptions,
+        arrival: Arrival,
+    ) -> Lookup<LocalPin> {
         if let Some(reason) = self.refusal(key) {
             return self.count_unavailable(reason);
         }
@@ -157,7 +189,7 @@ impl Shard {
                     self.join_promotion(block).await;
                     joined = true;
                 }
-                Probe::Below(block) => match self.promote(key, block, options).await {
+                Probe::Below(block) => match self.promote(key, block, options, arrival).await {
                     Ok(Some(found)) => {
                         return Lookup::Hit {
                             tier: Tier::Nvme,
@@ -324,15 +356,13 @@ impl Shard {
         key: &BlockKey,
         block: BlockIx,
         options: &GetOptions,
+        arrival: Arrival,
     ) -> Result<Option<Found>, UnavailableReason> {
-        let Some(location) = self.state.borrow().index.record(block).below() else {
-            return Ok(None);
-        };
         self.state.borrow_mut().index.record_mut(block).flags |= PROMOTING;
         let (sender, receiver) = futures_channel::oneshot::channel();
         let (shard, key, options) = (Rc::clone(self), key.clone(), *options);
         self.spawn(Box::pin(async move {
-            let outcome = shard.read_up(&key, block, location, &options).await;
+            let outcome = shard.read_up(&key, block, &options, arrival).await;
             shard.end_promotion(block);
             if let Err(Ok(Some(found))) = sender.send(outcome) {
                 // Nobody waits any more: the pin made for them goes back.
@@ -348,21 +378,25 @@ impl Shard {
         self: &Rc<Self>,
         key: &BlockKey,
         block: BlockIx,
-        location: u32,
         options: &GetOptions,
+        arrival: Arrival,
     ) -> Result<Option<Found>, UnavailableReason> {
         let len = self.state.borrow().index.record(block).len;
         let deadline = self.runtime.now() + self.config.busy_wait;
         let Some(writer) = self.room_for(u64::from(len), deadline).await else {
             return Err(UnavailableReason::NoRoom);
         };
-        let Some(below) = &self.below else {
+        // Its segment may have been reclaimed while there was no room.
+        let location = self.state.borrow().index.record(block).below();
+        let (Some(tier), Some(location)) = (&self.tier, location) else {
             return Ok(None);
         };
-        let loaded = below.load(location, writer).await;
+        let read = tier.read(location, len, IoBuffer::Writer(writer), arrival.class());
+        let outcome = read.await;
+        let writer = outcome.buffer.and_then(IoBuffer::writer);
         let mut state = self.state.borrow_mut();
-        let Ok(writer) = loaded else {
-            // The writer was dropped with the failed load and comes back by the queue.
+        let (Ok(()), Some(writer)) = (outcome.result, writer) else {
+            // A writer that came back with the failure goes home by the queue of returns.
             state.counters.promotions_failed += 1;
             return Err(UnavailableReason::TierFailed);
         };
@@ -374,27 +408,58 @@ impl Shard {
             let _ = writer.finish();
             state.writers.remove(&slot);
             state.pool.give(slot);
-            if !state.index.record(block).is(ERASED) {
-                state.counters.checksum_mismatches += 1;
-                state.erase(block, self.below.as_deref());
+            state.wake_waiting();
+            let erased = state.index.record(block).is(ERASED);
+            drop(state);
+            if !erased {
+                self.give_up_damaged(block);
             }
             return Ok(None);
         }
         state.settle(writer.finish(), block);
-        state.counters.below_hits += 1;
-        state
-            .policy
-            .on_insert(block, &self.access(key.hash(), len, options));
+        state.index.record_mut(block).flags |= WARM;
+        let access = self.access(key.hash(), len, options);
+        match arrival {
+            Arrival::Restored { tag } => state.policy.restore(block, tag, &access),
+            Arrival::Wanted | Arrival::Ahead => state.policy.on_insert(block, &access),
+        }
+        state.counters.below_hits += u64::from(arrival == Arrival::Wanted);
         state.emit(self.number, EventKind::Promoted, block);
         Ok(state.pin(block))
     }
 
-    fn end_promotion(&self, block: BlockIx) {
+    /// A block's bytes on the device are wrong: it becomes a miss, now and after a restart.
+    pub(super) fn give_up_damaged(self: &Rc<Self>, block: BlockIx) {
+        let mut state = self.state.borrow_mut();
+        state.counters.checksum_mismatches += 1;
+        let tombstone = state.tombstone_of(self, block);
+        state.erase(block, self.tier.as_deref());
+        drop(state);
+        tracing::error!(
+            shard = self.number,
+            "a block came back with wrong bytes; it is given up"
+        );
+        if let Some(tombstone) = tombstone {
+            let shard = Rc::clone(self);
+            self.spawn(Box::pin(async move {
+                // Should it fail, the checksum still keeps the block from being served.
+                let _ = shard.bury(tombstone).await;
+            }));
+        }
+    }
+
+    fn end_promotion(self: &Rc<Self>, block: BlockIx) {
         let mut state = self.state.borrow_mut();
         let record = state.index.record_mut(block);
         record.flags &= !PROMOTING;
-        if record.is(ERASED) && record.pins == 0 && record.slot().is_none() {
-            state.index.vacate(block);
+        let nowhere = record.slot().is_none() && record.below().is_none();
+        if record.is(ERASED) {
+            state.vacate_if_idle(block);
+        } else if nowhere {
+            // Its segment went while it was being read, and the read failed.
+            state.counters.evictions += 1;
+            state.emit(self.number, EventKind::Evicted, block);
+            state.erase(block, None);
         }
         for waker in state.promotions.remove(&block).unwrap_or_default() {
             waker.wake();
@@ -439,6 +504,7 @@ impl State {
         }
         record.pins += 1;
         record.heat = heat;
+        record.flags |= WARM;
         Some(Found {
             slot,
             len: record.len,

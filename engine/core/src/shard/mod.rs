@@ -18,47 +18,64 @@
 mod demote;
 mod get;
 mod lease;
+mod persist;
 mod put;
+mod reclaim;
+mod recover;
 mod remove;
 mod room;
+mod scrub;
 mod serve;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
 use futures_util::FutureExt;
-use terrace_runtime::{LocalFuture, Runtime};
+use terrace_nvme::tier::NvmeTier;
+use terrace_runtime::{LocalFuture, MailboxSender, Runtime};
 use terrace_slab::{ArenaShared, Returned, SlabPool, SlotIx};
 use terrace_types::{BlockIx, Nanos, RejectReason, UnavailableReason};
 
-use crate::below::TierBelow;
 use crate::config::EngineConfig;
+use crate::engine::ShardIo;
 use crate::error::Error;
 use crate::events::{Event, EventKind, EventSink};
 use crate::index::{ERASED, Index};
-use crate::namespaces::NamespaceEpochs;
+use crate::namespaces::{NamespaceEpochs, NamespaceRegistry};
 use crate::policy::{self, Policy, PolicyConfig};
 use crate::stats::{Counters, ShardGauges, ShardStats};
 
+pub(crate) use get::Arrival;
 pub use get::{GetOptions, LocalPin, TryGet};
 pub use lease::{Descriptor, Lease, LeaseId};
+pub use persist::PersistReport;
 pub use put::{Durability, PutOptions, Reservation};
+pub use recover::RecoveryReport;
 pub(crate) use serve::{Job, serve};
 
 /// Makes the policy of a shard; for policies that are not built in.
 pub type PolicyFactory = Arc<dyn Fn(PolicyConfig) -> Result<Box<dyn Policy>, Error> + Send + Sync>;
-/// Makes the tier below of a shard, on the shard's thread.
-pub type TierFactory = Arc<dyn Fn(usize) -> Box<dyn TierBelow> + Send + Sync>;
 
 /// What a shard is made of beside the configuration.
 #[derive(Clone, Default)]
 pub(crate) struct Plugins {
     pub(crate) policy: Option<PolicyFactory>,
-    pub(crate) below: Option<TierFactory>,
+}
+
+/// A shard's place in its engine.
+pub(crate) struct Place {
+    /// The shard's number.
+    pub(crate) number: usize,
+    /// The id that the namespaces of its keys carry.
+    pub(crate) engine: u32,
+    /// The engine's names.
+    pub(crate) registry: Arc<NamespaceRegistry>,
+    /// The mailboxes of all shards, by number.
+    pub(crate) peers: Vec<MailboxSender<Job>>,
 }
 
 impl Plugins {
@@ -73,9 +90,6 @@ impl Plugins {
         }
     }
 }
-
-/// Blocks the tier below may hold beyond those in DRAM, as a multiple of the arena's granules.
-const BELOW_BLOCKS_FACTOR: u64 = 8;
 
 struct State {
     index: Index,
@@ -99,7 +113,14 @@ struct State {
     promotions: HashMap<BlockIx, Vec<Waker>>,
     /// Tasks that wait for room or for pins to come back.
     waiting: Vec<Waker>,
-    demoter_runs: bool,
+    /// Puts and reads that wait for room.
+    room_waiters: usize,
+    /// Blocks that wait to be written below, marked as on their way.
+    leaving: VecDeque<BlockIx>,
+    /// Blocks on their way down, those in `leaving` included.
+    demoting: usize,
+    writer_runs: bool,
+    reclaimer_runs: bool,
     sweeper_runs: bool,
 }
 
@@ -107,32 +128,37 @@ struct State {
 pub struct Shard {
     number: usize,
     engine: u32,
+    registry: Arc<NamespaceRegistry>,
+    peers: Vec<MailboxSender<Job>>,
     config: EngineConfig,
     runtime: Rc<dyn Runtime>,
     shared: Arc<ArenaShared>,
-    below: Option<Box<dyn TierBelow>>,
+    tier: Option<Rc<NvmeTier>>,
+    io: RefCell<Option<ShardIo>>,
+    recovery: Cell<RecoveryReport>,
     state: RefCell<State>,
     now: Cell<Nanos>,
     fenced: Cell<bool>,
     closing: Cell<bool>,
+    /// A clean close is under way: no put is taken any more.
+    persisting: Cell<bool>,
 }
 
 impl Shard {
-    /// A shard over `shared`'s arena. `engine` is the id that its keys' namespaces carry.
+    /// A shard over `shared`'s arena and `tier`.
     pub(crate) fn new(
-        number: usize,
-        engine: u32,
+        place: Place,
         config: EngineConfig,
         shared: Arc<ArenaShared>,
         runtime: Rc<dyn Runtime>,
         plugins: &Plugins,
+        below: Option<(Rc<NvmeTier>, ShardIo)>,
     ) -> Result<Rc<Self>, Error> {
+        let number = place.number;
+        let (tier, io) = below.unzip();
         let granules = shared.arena().len() / terrace_types::limits::SLOT_ALIGN;
-        let below_granules = if plugins.below.is_some() {
-            granules * BELOW_BLOCKS_FACTOR
-        } else {
-            0
-        };
+        let below: u64 = tier.as_ref().map_or(0, |tier| tier.bytes());
+        let below_granules = below / terrace_types::limits::SLOT_ALIGN;
         let blocks_max = (granules + below_granules).min(1 << 30) as u32;
         let mut pool = SlabPool::new(Arc::clone(&shared));
         for len in &config.block_lens {
@@ -179,21 +205,30 @@ impl Shard {
             event_sequence: 0,
             promotions: HashMap::new(),
             waiting: Vec::new(),
-            demoter_runs: false,
+            room_waiters: 0,
+            leaving: VecDeque::new(),
+            demoting: 0,
+            writer_runs: false,
+            reclaimer_runs: false,
             sweeper_runs: false,
         };
         let now = Cell::new(runtime.now());
         Ok(Rc::new(Self {
             number,
-            engine,
+            engine: place.engine,
+            registry: place.registry,
+            peers: place.peers,
             config,
             runtime,
             shared,
-            below: plugins.below.as_ref().map(|factory| factory(number)),
+            tier,
+            io: RefCell::new(io),
+            recovery: Cell::default(),
             state: RefCell::new(state),
             now,
             fenced: Cell::new(false),
             closing: Cell::new(false),
+            persisting: Cell::new(false),
         }))
     }
 
@@ -261,6 +296,9 @@ impl Shard {
     }
 
     fn rejecting(&self) -> Option<RejectReason> {
+        if self.persisting.get() {
+            return Some(RejectReason::Closing);
+        }
         self.unavailable().map(|reason| match reason {
             UnavailableReason::Closing => RejectReason::Closing,
             _ => RejectReason::ShardFenced,
@@ -371,16 +409,24 @@ impl State {
             return;
         }
         self.pinned_bytes -= record.pinned_len();
-        if record.is(ERASED) {
-            if let Some(slot) = record.slot() {
-                record.set_slot(None);
-                self.pool.give(slot);
-            }
-            self.index.vacate(block);
-        }
+        self.vacate_if_idle(block);
         if !self.waiting.is_empty() {
             self.wake_waiting();
         }
+    }
+
+    /// Frees the record and slot of a block that is out of the index, when nothing uses it.
+    fn vacate_if_idle(&mut self, block: BlockIx) {
+        let record = self.index.record_mut(block);
+        let busy = record.is(crate::index::PROMOTING) || record.is(crate::index::DEMOTING);
+        if !record.is(ERASED) || record.pins > 0 || busy {
+            return;
+        }
+        if let Some(slot) = record.slot() {
+            record.set_slot(None);
+            self.pool.give(slot);
+        }
+        self.index.vacate(block);
     }
 
     /// A writer came back without a block.
@@ -407,24 +453,18 @@ impl State {
     }
 
     /// Takes a block out of the index altogether, with what every tier holds of it.
-    fn erase(&mut self, block: BlockIx, below: Option<&dyn TierBelow>) {
-        let (location, epoch) = {
-            let record = self.index.record(block);
-            (record.below(), record.namespace())
-        };
-        if let (Some(location), Some(below)) = (location, below) {
-            below.forget(location);
+    fn erase(&mut self, block: BlockIx, tier: Option<&NvmeTier>) {
+        let record = self.index.record(block);
+        let (location, epoch, len) = (record.below(), record.namespace(), record.len);
+        if let (Some(location), Some(tier)) = (location, tier) {
+            tier.forget(location, len);
         }
         self.drop_slot(block);
         self.index.erase(block);
         self.epochs.count_down(epoch);
-        let record = self.index.record_mut(block);
-        record.set_below(None);
-        // A record in use by a promotion or demotion is vacated by that task, at its end.
-        let busy = record.is(crate::index::PROMOTING) || record.is(crate::index::DEMOTING);
-        if record.pins == 0 && !busy {
-            self.index.vacate(block);
-        }
+        self.index.record_mut(block).set_below(None);
+        // What is still in use is vacated by its last pin, or by the task that moves it.
+        self.vacate_if_idle(block);
     }
 
     fn emit(&mut self, shard: usize, kind: EventKind, block: BlockIx) {

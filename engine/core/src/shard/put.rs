@@ -5,12 +5,15 @@
 
 use std::rc::Rc;
 
+use terrace_nvme::tier::TierError;
 use terrace_runtime::Runtime;
 use terrace_slab::SlotWriter;
-use terrace_types::{BlockKey, Checksum, Hint, PutOutcome, RejectReason, RequestContext};
+use terrace_types::{BlockIx, BlockKey, Checksum, Hint, PutOutcome, RejectReason, RequestContext};
 
 use super::{Shard, State};
+use crate::config::WriteMode;
 use crate::events::EventKind;
+use crate::index::Record;
 use crate::policy::Admission;
 use crate::shard::GetOptions;
 
@@ -55,6 +58,7 @@ impl Shard {
         options: &PutOptions,
     ) -> Reservation {
         if let Some(outcome) = self.refuse_put(key, len, options) {
+            let outcome = self.ensured(key, outcome, options).await;
             return self.done(outcome);
         }
         let deadline = self.runtime.now() + self.config.busy_wait;
@@ -69,13 +73,14 @@ impl Shard {
 
     /// As [`Shard::reserve`], when that needs no waiting; `None` when it does.
     pub fn try_reserve(
-        &self,
+        self: &Rc<Self>,
         key: &BlockKey,
         len: u64,
         options: &PutOptions,
     ) -> Option<Reservation> {
         if let Some(outcome) = self.refuse_put(key, len, options) {
-            return Some(self.done(outcome));
+            let waits = outcome.is_present() && options.durability == Durability::Durable;
+            return (!waits).then(|| self.done(outcome));
         }
         self.try_room(len).map(Reservation::Granted)
     }
@@ -97,11 +102,14 @@ impl Shard {
         if len == 0 {
             return Some(PutOutcome::Rejected(RejectReason::BlockEmpty));
         }
-        if options.durability == Durability::Durable {
-            return Some(PutOutcome::Rejected(RejectReason::NotDurable));
-        }
         let mut state = self.state.borrow_mut();
-        let limit = state.pool.block_len_max();
+        let mut limit = state.pool.block_len_max();
+        if options.durability == Durability::Durable {
+            let Some(tier) = self.tier.as_ref().filter(|tier| tier.takes_blocks()) else {
+                return Some(PutOutcome::Rejected(RejectReason::NotDurable));
+            };
+            limit = limit.min(tier.block_len_max());
+        }
         if len > limit {
             return Some(PutOutcome::Rejected(RejectReason::BlockTooLarge {
                 len,
@@ -113,8 +121,9 @@ impl Shard {
             .epochs
             .of(key.namespace())
             .and_then(|ns| state.index.find(key, ns));
-        if known.is_some() {
-            return Some(PutOutcome::AlreadyExists { durable: false });
+        if let Some(block) = known {
+            let durable = self.is_durable(state.index.record(block));
+            return Some(PutOutcome::AlreadyExists { durable });
         }
         let told = GetOptions {
             hint: options.hint,
@@ -125,9 +134,93 @@ impl Shard {
             .then_some(PutOutcome::Rejected(RejectReason::NotAdmitted))
     }
 
-    /// Publishes a filled slot under `key`. `checksum` is that of the bytes in it.
-    pub fn commit(
-        &self,
+    /// Publishes a filled slot under `key`, and waits until the block is durable when that is
+    /// asked for. `checksum` is that of the bytes in the slot.
+    pub async fn commit(
+        self: &Rc<Self>,
+        key: &BlockKey,
+        writer: SlotWriter,
+        checksum: Checksum,
+        options: &PutOptions,
+    ) -> PutOutcome {
+        let outcome = self.commit_now(key, writer, checksum, options);
+        self.ensured(key, outcome, options).await
+    }
+
+    /// `outcome`, once the block it speaks of is as durable as asked for. When the devices do
+    /// not take it, the outcome says that it is not.
+    pub(crate) async fn ensured(
+        self: &Rc<Self>,
+        key: &BlockKey,
+        outcome: PutOutcome,
+        options: &PutOptions,
+    ) -> PutOutcome {
+        if options.durability != Durability::Durable || !outcome.is_present() {
+            return outcome;
+        }
+        let durable = match self.make_durable(key, &options.hint).await {
+            Ok(durable) => durable,
+            Err(error) => {
+                tracing::warn!(shard = self.number, %error, "a durable put is not durable");
+                false
+            }
+        };
+        match outcome {
+            PutOutcome::Stored { .. } => PutOutcome::Stored { durable },
+            _ => PutOutcome::AlreadyExists { durable },
+        }
+    }
+
+    /// Writes a block below unless it is there, and waits until it survives power loss. False
+    /// when it was removed meanwhile.
+    async fn make_durable(self: &Rc<Self>, key: &BlockKey, hint: &Hint) -> Result<bool, TierError> {
+        let Some(tier) = &self.tier else {
+            return Ok(false);
+        };
+        loop {
+            let (block, below) = {
+                let state = self.state.borrow();
+                let epoch = state.epochs.of(key.namespace());
+                let Some(block) = epoch.and_then(|ns| state.index.find(key, ns)) else {
+                    return Ok(false);
+                };
+                let record = state.index.record(block);
+                if record.below().is_none() && record.slot().is_none() {
+                    return Ok(false);
+                }
+                (block, record.below())
+            };
+            if let Some(location) = below {
+                tier.durable_at(location).await?;
+                return Ok(true);
+            }
+            let Some(ticket) = self.write_block(block, hint).await? else {
+                // Somebody else was faster: look again.
+                continue;
+            };
+            return match tier.durable(ticket).await {
+                Ok(()) => Ok(true),
+                Err(error) => {
+                    self.write_failed(key, block);
+                    Err(error)
+                }
+            };
+        }
+    }
+
+    /// The write of a block that stays in DRAM failed: it does not lie below.
+    fn write_failed(&self, key: &BlockKey, block: BlockIx) {
+        let mut state = self.state.borrow_mut();
+        let epoch = state.epochs.of(key.namespace());
+        if epoch.and_then(|ns| state.index.find(key, ns)) == Some(block) {
+            state.unplace(block, self.tier.as_deref());
+        }
+    }
+
+    /// Publishes a filled slot under `key`, durable or not. `checksum` is that of the bytes in
+    /// it.
+    pub(crate) fn commit_now(
+        self: &Rc<Self>,
         key: &BlockKey,
         writer: SlotWriter,
         checksum: Checksum,
@@ -141,7 +234,37 @@ impl Shard {
         if let Ok(mut state) = self.state.try_borrow_mut() {
             state.count_put(outcome);
         }
+        if matches!(outcome, PutOutcome::Stored { .. })
+            && options.durability == Durability::Volatile
+            && self.config.nvme.write_mode == WriteMode::Through
+        {
+            self.write_through(key, options.hint);
+        }
         outcome
+    }
+
+    /// Writes a block below at once, without anybody waiting for it.
+    fn write_through(self: &Rc<Self>, key: &BlockKey, hint: Hint) {
+        let (shard, key) = (Rc::clone(self), key.clone());
+        self.spawn(Box::pin(async move {
+            let block = {
+                let state = shard.state.borrow();
+                let epoch = state.epochs.of(key.namespace());
+                epoch.and_then(|ns| state.index.find(&key, ns))
+            };
+            let (Some(block), Some(tier)) = (block, &shard.tier) else {
+                return;
+            };
+            let written = match shard.write_block(block, &hint).await {
+                Ok(Some(ticket)) => tier.written(ticket).await,
+                Ok(None) => return,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = written {
+                tracing::warn!(shard = shard.number, %error, "a block was not written through");
+                shard.write_failed(&key, block);
+            }
+        }));
     }
 
     fn publish(
@@ -198,6 +321,7 @@ impl Shard {
             Reservation::Granted(mut writer) => {
                 writer.bytes_mut().copy_from_slice(value);
                 self.commit(key, writer, Checksum::of(key, value), options)
+                    .await
             }
         }
     }
@@ -207,6 +331,12 @@ impl Shard {
         if self.unavailable().is_none() {
             self.state.borrow_mut().policy.on_request(accesses);
         }
+    }
+
+    /// Whether a block survives power loss as it is.
+    fn is_durable(&self, record: &Record) -> bool {
+        let below = record.below().zip(self.tier.as_ref());
+        below.is_some_and(|(location, tier)| tier.is_durable(location))
     }
 
     pub(super) fn clock(&self) -> &dyn Runtime {

@@ -8,19 +8,16 @@ use futures_lite::future::or;
 use terrace_slab::{ClassChoice, ClassIx, SlotWriter};
 use terrace_types::{BlockIx, Nanos};
 
-use super::demote::Leaving;
 use super::{Shard, State};
-use crate::below::TierBelow;
 use crate::events::EventKind;
 use crate::index::{DEMOTING, PROMOTING, Record};
+use terrace_nvme::tier::NvmeTier;
 
 /// What one attempt at making room came to.
 pub(super) enum Room {
     /// There is a slot.
     Slot(SlotWriter),
-    /// These blocks have to go down before their slots are free.
-    Demote(Vec<Leaving>),
-    /// Everything is pinned, being written, or on its way.
+    /// Everything is pinned, being written, or on its way down.
     None,
 }
 
@@ -31,33 +28,29 @@ impl Shard {
             if self.unavailable().is_some() {
                 return None;
             }
-            let room = self
-                .state
-                .borrow_mut()
-                .make_room(len, self.number, self.below.as_deref());
-            match room {
-                Room::Slot(writer) => {
-                    self.start_demoter();
-                    return Some(writer);
-                }
-                Room::Demote(leaving) => self.demote(leaving).await,
-                Room::None => {
-                    if !self.wait_for_room(deadline).await {
-                        return None;
-                    }
-                }
+            if let Some(writer) = self.try_room(len) {
+                return Some(writer);
+            }
+            self.state.borrow_mut().room_waiters += 1;
+            let waited = self.wait_for_room(deadline).await;
+            self.state.borrow_mut().room_waiters -= 1;
+            if !waited {
+                return None;
             }
         }
     }
 
-    /// A slot for a block of `len` bytes, if there is one without waiting.
-    pub(super) fn try_room(&self, len: u64) -> Option<SlotWriter> {
-        if self.below.is_some() {
-            return None;
-        }
-        match self.state.borrow_mut().make_room(len, self.number, None) {
+    /// A slot for a block of `len` bytes, if there is one without waiting. What has to go down
+    /// for it is on its way afterwards.
+    pub(super) fn try_room(self: &Rc<Self>, len: u64) -> Option<SlotWriter> {
+        let room = self
+            .state
+            .borrow_mut()
+            .make_room(len, self.number, self.tier.as_deref());
+        self.start_writer();
+        match room {
             Room::Slot(writer) => Some(writer),
-            Room::Demote(_) | Room::None => None,
+            Room::None => None,
         }
     }
 
@@ -89,25 +82,22 @@ impl Shard {
 
 impl State {
     /// Finds, frees or takes over a slot for `len` bytes, evicting what the policy gives up.
-    pub(super) fn make_room(
-        &mut self,
-        len: u64,
-        shard: usize,
-        below: Option<&dyn TierBelow>,
-    ) -> Room {
+    pub(super) fn make_room(&mut self, len: u64, shard: usize, tier: Option<&NvmeTier>) -> Room {
         while self.dram_blocks + self.writers.len() >= self.blocks_cap {
+            if !self.may_begin_demotion() {
+                return Room::None;
+            }
             let Some(victim) = self.victim_of(None) else {
                 return Room::None;
             };
-            let leaving = self.let_go(victim, shard, below);
-            if !leaving.is_empty() {
-                return Room::Demote(leaving);
+            if !self.let_go(victim, shard, tier) {
+                return Room::None;
             }
         }
         let class = match self.pool.choose_class(len) {
             ClassChoice::Fits(class) => class,
             ClassChoice::Retire(class) => {
-                if !self.retire(class, shard, below) {
+                if !self.retire(class, shard, tier) {
                     return Room::None;
                 }
                 match self.pool.choose_class(len) {
@@ -116,24 +106,21 @@ impl State {
                 }
             }
         };
-        self.room_in(class, len as u32, shard, below)
+        self.room_in(class, len as u32, shard, tier)
     }
 
-    fn room_in(
-        &mut self,
-        class: ClassIx,
-        len: u32,
-        shard: usize,
-        below: Option<&dyn TierBelow>,
-    ) -> Room {
+    fn room_in(&mut self, class: ClassIx, len: u32, shard: usize, tier: Option<&NvmeTier>) -> Room {
         loop {
             if let Some(slot) = self.pool.take(class) {
                 self.writers.insert(slot, len);
                 return Room::Slot(self.pool.writer(slot, len));
             }
+            if !self.may_begin_demotion() {
+                return Room::None;
+            }
             let victim = match self.victim_of(Some(class)) {
                 Some(victim) => victim,
-                None if self.move_slab(class, shard, below) => continue,
+                None if self.move_slab(class, shard, tier) => continue,
                 // No slab can move: the coldest blocks of other classes go one by one, until
                 // one of this class is among the coldest or a run of pages is free.
                 None => match self.victim_of(None) {
@@ -141,11 +128,15 @@ impl State {
                     None => return Room::None,
                 },
             };
-            let leaving = self.let_go(victim, shard, below);
-            if !leaving.is_empty() {
-                return Room::Demote(leaving);
+            if !self.let_go(victim, shard, tier) {
+                return Room::None;
             }
         }
+    }
+
+    /// Whether one more block may be sent down: one for each that waits for room is enough.
+    const fn may_begin_demotion(&self) -> bool {
+        self.demoting <= self.room_waiters
     }
 
     /// The policy's next victim that is not pinned; with `class`, among its slots only.
@@ -165,7 +156,7 @@ impl State {
 
     /// Drops a block's DRAM copy, and the block with it when no other tier holds one. The
     /// policy has forgotten it already.
-    pub(super) fn give_up(&mut self, block: BlockIx, shard: usize, below: Option<&dyn TierBelow>) {
+    pub(super) fn give_up(&mut self, block: BlockIx, shard: usize, tier: Option<&NvmeTier>) {
         if self.index.record(block).below().is_some() {
             self.emit(shard, EventKind::Demoted, block);
             self.drop_slot(block);
@@ -173,12 +164,12 @@ impl State {
         }
         self.counters.evictions += 1;
         self.emit(shard, EventKind::Evicted, block);
-        self.erase(block, below);
+        self.erase(block, tier);
     }
 
     /// Empties the slabs of least value so that `class` gets their pages. False when nothing
     /// can be emptied.
-    fn move_slab(&mut self, class: ClassIx, shard: usize, below: Option<&dyn TierBelow>) -> bool {
+    fn move_slab(&mut self, class: ClassIx, shard: usize, tier: Option<&NvmeTier>) -> bool {
         let heat = self.heat_now();
         let index = &self.index;
         let plan = self
@@ -186,27 +177,35 @@ impl State {
             .plan_move(class, &mut |block| worth(index.record(block), heat));
         let Some(blocks) = plan else { return false };
         self.pool.count_move();
-        self.clear_out(&blocks, shard, below);
-        true
+        self.clear_out(&blocks, shard, tier)
     }
 
-    fn retire(&mut self, class: ClassIx, shard: usize, below: Option<&dyn TierBelow>) -> bool {
+    fn retire(&mut self, class: ClassIx, shard: usize, tier: Option<&NvmeTier>) -> bool {
         let index = &self.index;
         let plan = self
             .pool
             .plan_retire(class, &mut |block| worth(index.record(block), 0));
         let Some(blocks) = plan else { return false };
         self.pool.count_move();
-        self.clear_out(&blocks, shard, below);
-        true
+        self.clear_out(&blocks, shard, tier)
     }
 
-    fn clear_out(&mut self, blocks: &[BlockIx], shard: usize, below: Option<&dyn TierBelow>) {
+    /// Empties slabs. False when some of their blocks have to be written below first: the
+    /// slabs come free with them.
+    fn clear_out(&mut self, blocks: &[BlockIx], shard: usize, tier: Option<&NvmeTier>) -> bool {
+        let mut freed = true;
         for block in blocks {
             self.policy.on_remove(*block);
-            self.counters.slab_evictions += 1;
-            self.give_up(*block, shard, below);
+            let dirty = self.index.record(*block).below().is_none();
+            if dirty && tier.is_some_and(NvmeTier::takes_blocks) {
+                self.begin_demotion(*block);
+                freed = false;
+                continue;
+            }
+            self.counters.slab_evictions += u64::from(dirty);
+            self.give_up(*block, shard, tier);
         }
+        freed
     }
 }
 

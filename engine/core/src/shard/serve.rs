@@ -9,12 +9,17 @@ use terrace_runtime::{LocalFuture, Mailbox, Runtime};
 use terrace_types::Nanos;
 
 use super::Shard;
+use crate::engine::ShardIo;
 
 /// A message: what is to be done on the shard's thread, and maybe a rest that has to wait.
 pub(crate) type Job = Box<dyn FnOnce(&Rc<Shard>) -> Option<LocalFuture<'static, ()>> + Send>;
 
 /// Messages handled before other tasks of the thread run.
 const JOBS_IN_A_ROW: usize = 32;
+/// How long the end of a shard waits for what is under way.
+const END_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How often it looks.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How often counters are published.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -54,6 +59,31 @@ pub(crate) async fn serve(shard: Rc<Shard>, mailbox: Mailbox<Job>) {
         handle(&shard, job);
     }
     shard.end();
+    let_go(shard).await;
+}
+
+/// Waits until nothing uses the shard any more, so that its devices are closed when it is.
+async fn let_go(shard: Rc<Shard>) {
+    let runtime = Rc::clone(shard.runtime());
+    let deadline = runtime.now() + shard.config.nvme.io_deadline.min(END_WAIT_MAX);
+    let in_flight = || {
+        let io = shard.io.borrow();
+        io.as_ref().map_or(0, ShardIo::in_flight)
+    };
+    while runtime.now() < deadline && (in_flight() > 0 || Rc::strong_count(&shard) > 1) {
+        runtime.sleep_until(runtime.now() + END_POLL_INTERVAL).await;
+    }
+    let late = in_flight();
+    if late > 0 {
+        tracing::error!(
+            shard = shard.number,
+            late,
+            "closed while operations are under way"
+        );
+    }
+    if let Some(io) = shard.io.borrow_mut().as_mut() {
+        io.end();
+    }
 }
 
 fn handle(shard: &Rc<Shard>, job: Job) {
@@ -76,6 +106,9 @@ impl Shard {
     fn end(&self) {
         if let Ok(mut state) = self.state.try_borrow_mut() {
             state.wake_waiting();
+            if let Some(tier) = &self.tier {
+                tier.wake();
+            }
             state.sinks.clear();
             state.leases.clear();
         }

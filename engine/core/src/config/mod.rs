@@ -1,6 +1,8 @@
 //! What an engine is opened with, and every check of it: a wrong value is refused before any
 //! memory is taken, by field, value and limit.
 
+mod nvme;
+
 use std::time::Duration;
 
 use terrace_runtime::affinity;
@@ -9,6 +11,8 @@ use terrace_types::limits::{ARENA_LEN_MAX, BLOCK_LEN_MAX, HUGEPAGE_LEN, SHARDS_M
 
 use crate::error::Error;
 use crate::policy::POLICY_NAMES;
+
+pub use nvme::{Missing, NvmeConfig, Use, WriteMode};
 
 /// Which processors the shards' threads stay on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +53,8 @@ pub struct EngineConfig {
     pub fill_ratio_high: f64,
     /// Low watermark: demotion stops below this fill.
     pub fill_ratio_low: f64,
+    /// The NVMe tier.
+    pub nvme: NvmeConfig,
 }
 
 impl Default for EngineConfig {
@@ -68,6 +74,7 @@ impl Default for EngineConfig {
             spin: Duration::from_micros(20),
             fill_ratio_high: 0.98,
             fill_ratio_low: 0.96,
+            nvme: NvmeConfig::default(),
         }
     }
 }
@@ -122,6 +129,8 @@ impl EngineConfig {
         check("block_lens", count, count <= classes, || {
             format!("at most {classes} lengths")
         })?;
+        let longest = self.block_lens.iter().copied().max().unwrap_or(0);
+        self.nvme.validate(longest)?;
         self.validate_waits()
     }
 
@@ -190,7 +199,7 @@ mod tests {
     #[test]
     fn config_out_of_range_names_field_value_and_limit() {
         type Change = fn(&mut EngineConfig);
-        let wrong: [(&str, Change); 16] = [
+        let wrong: [(&str, Change); 22] = [
             ("shards", |c| c.shards = 0),
             ("shards", |c| c.shards = 1000),
             ("shards", |c| c.shards = 5000),
@@ -207,6 +216,16 @@ mod tests {
             ("fill_ratio_low", |c| c.fill_ratio_low = 0.99),
             ("busy_wait", |c| c.busy_wait = Duration::from_secs(4000)),
             ("mailbox_len", |c| c.mailbox_len = 0),
+            ("nvme.paths", |c| {
+                c.nvme.paths = vec!["a".into(), "a".into()]
+            }),
+            ("nvme.paths", |c| {
+                c.nvme.paths = (0..65).map(|i| i.to_string().into()).collect()
+            }),
+            ("nvme.drain", |c| c.nvme.drain = vec!["a".into()]),
+            ("nvme.file_bytes", |c| c.nvme.file_bytes = Some(1 << 20)),
+            ("nvme.queue_depth", |c| c.nvme.queue_depth = 0),
+            ("nvme.io_deadline", |c| c.nvme.io_deadline = Duration::ZERO),
         ];
         for (field, change) in wrong {
             let mut config = EngineConfig::default();

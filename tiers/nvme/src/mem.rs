@@ -1,0 +1,361 @@
+//! A device in ordinary memory that forgets like a real one: what was written and not flushed
+//! may be lost, in part or in whole, and tests say what else goes wrong.
+//!
+//! **Invariants**
+//! - A write is seen by reads from its completion on; it is durable when a flush that was
+//!   asked for later than that has completed.
+//! - Every operation is carried out as the fault plan said when it was submitted.
+//!
+//! Units that were never written cost nothing.
+
+mod crash;
+mod faults;
+mod image;
+mod state;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use terrace_types::{Clock, Nanos};
+
+pub use faults::{Behaviour, Fault, Kind, Operation, SeededFaults};
+pub use image::MemImage;
+
+use crate::UNIT;
+use crate::buffer::IoBuffer;
+use crate::device::{BlockDevice, Completion, DeviceInfo, IoBackend};
+use crate::ops::{IoError, IoFuture, IoOutcome, OpTable};
+use state::{Flight, State, Unflushed};
+
+/// Bytes that a device writes at once whatever happens.
+const SECTOR: u32 = 512;
+
+/// Operations that were submitted, and the bytes that they asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemCounts {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Bytes that reads asked for.
+    pub bytes_read: u64,
+    /// Bytes that writes asked for.
+    pub bytes_written: u64,
+}
+
+type Plan = Box<dyn FnMut(&Operation) -> Behaviour>;
+
+/// See the module's text.
+pub struct MemDevice {
+    info: DeviceInfo,
+    ops: OpTable,
+    clock: Option<Rc<dyn Clock>>,
+    state: RefCell<State>,
+    plan: RefCell<Option<Plan>>,
+    counts: Cell<MemCounts>,
+    waker: Cell<Option<Waker>>,
+    /// Something changed that the driver has to look at.
+    changed: Cell<bool>,
+}
+
+impl MemDevice {
+    /// An empty device of `len` bytes whose operations complete when it is next asked.
+    #[must_use]
+    pub fn new(len: u64) -> Rc<Self> {
+        Self::from_image(MemImage::empty(len), None)
+    }
+
+    /// A device with an image on it. With a clock, operations take the time that the plan
+    /// says; without one, none.
+    ///
+    /// # Panics
+    /// When the image's length is zero or no multiple of 4096.
+    #[must_use]
+    pub fn from_image(image: MemImage, clock: Option<Rc<dyn Clock>>) -> Rc<Self> {
+        let len = image.len();
+        assert!(
+            len > 0 && len.is_multiple_of(UNIT),
+            "a device of {len} bytes"
+        );
+        Rc::new(Self {
+            info: DeviceInfo {
+                name: "memory".to_owned(),
+                len,
+                sector: SECTOR,
+            },
+            ops: OpTable::new(4096),
+            clock,
+            state: RefCell::new(State {
+                volatile: image.clone(),
+                durable: image,
+                ..State::default()
+            }),
+            plan: RefCell::default(),
+            counts: Cell::default(),
+            waker: Cell::default(),
+            changed: Cell::default(),
+        })
+    }
+
+    /// Says how each operation from now on behaves; it is asked when one is submitted.
+    pub fn set_plan(&self, plan: impl FnMut(&Operation) -> Behaviour + 'static) {
+        *self.plan.borrow_mut() = Some(Box::new(plan));
+    }
+
+    /// Lets all operations from now on succeed at once.
+    pub fn clear_plan(&self) {
+        *self.plan.borrow_mut() = None;
+    }
+
+    /// Lets stuck operations complete, as well as they would have without being stuck.
+    pub fn release_stuck(&self) {
+        for flight in &mut self.state.borrow_mut().flying {
+            flight.due = Some(flight.due.unwrap_or(Nanos::ZERO));
+        }
+        self.wake();
+    }
+
+    /// What was submitted so far.
+    #[must_use]
+    pub fn counts(&self) -> MemCounts {
+        self.counts.get()
+    }
+
+    /// What reads see now.
+    #[must_use]
+    pub fn image(&self) -> MemImage {
+        self.state.borrow().volatile.clone()
+    }
+
+    fn start(&self, operation: Operation, buffer: IoBuffer, deadline: Nanos) -> IoFuture {
+        let Operation { offset, len, .. } = operation;
+        let (address, room) = buffer.range();
+        let end = offset.checked_add(u64::from(len));
+        assert!(end.is_some_and(|end| end <= self.info.len), "{operation:?}");
+        assert!(len as usize <= room, "{operation:?} in memory of {room}");
+        assert!(offset.is_multiple_of(UNIT), "{operation:?}");
+        assert!(u64::from(len).is_multiple_of(UNIT), "{operation:?}");
+        let aligned = operation.kind == Kind::Flush
+            || len > 0 && address.addr().get().is_multiple_of(UNIT as usize);
+        assert!(aligned, "{operation:?} at {address:p}");
+        let id = match self.ops.begin(buffer, len, deadline) {
+            Ok(id) => id,
+            Err(buffer) => {
+                return IoFuture::ready(IoOutcome {
+                    result: Err(IoError::Full),
+                    buffer: Some(buffer),
+                });
+            }
+        };
+        let mut state = self.state.borrow_mut();
+        let flight = Flight {
+            id,
+            operation,
+            fault: None,
+            due: Some(Nanos::ZERO),
+            completed_before: state.writes_completed,
+        };
+        state.queued.push_back(flight);
+        drop(state);
+        self.wake();
+        self.ops.future(id)
+    }
+
+    fn wake(&self) {
+        self.changed.set(true);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn count(&self, operation: &Operation) {
+        let mut counts = self.counts.get();
+        let len = u64::from(operation.len);
+        match operation.kind {
+            Kind::Read => {
+                counts.reads += 1;
+                counts.bytes_read += len;
+            }
+            Kind::Write => {
+                counts.writes += 1;
+                counts.bytes_written += len;
+            }
+            Kind::Flush => counts.flushes += 1,
+        }
+        self.counts.set(counts);
+    }
+
+    /// The bytes that an operation would write.
+    fn bytes_of(&self, flight: &Flight) -> Vec<u8> {
+        let address = self.ops.range(flight.id).0;
+        let mut bytes = vec![0; flight.operation.len as usize];
+        // SAFETY: `start` checked that the operation's memory, which is in the table until the
+        // operation completes, is at least that long.
+        unsafe { address.copy_to_nonoverlapping(bytes_start(&mut bytes), bytes.len()) };
+        bytes
+    }
+
+    fn carry_out(&self, flight: &Flight) -> Result<u32, i32> {
+        if let Some(Fault::Os { errno }) = flight.fault {
+            return Err(errno);
+        }
+        match flight.operation.kind {
+            Kind::Read => self.read_out(flight),
+            Kind::Write => self.write_in(flight),
+            Kind::Flush => {
+                self.state.borrow_mut().flush(flight.completed_before);
+                return Ok(0);
+            }
+        }
+        match flight.fault {
+            Some(Fault::Short { done }) => Ok(done.min(flight.operation.len)),
+            _ => Ok(flight.operation.len),
+        }
+    }
+
+    fn read_out(&self, flight: &Flight) {
+        let state = self.state.borrow();
+        let Operation { offset, len, .. } = flight.operation;
+        let mut bytes = match flight.fault {
+            Some(Fault::Misdirected { offset }) => state.volatile.read(offset, len),
+            Some(Fault::Stale) => state.stale(offset, len),
+            _ => state.volatile.read(offset, len),
+        };
+        match flight.fault {
+            Some(Fault::Short { done }) => bytes.truncate(done as usize),
+            Some(Fault::BitFlip { bit }) => faults::flip(&mut bytes, bit),
+            _ => {}
+        }
+        let address = self.ops.range(flight.id).0;
+        // SAFETY: `start` checked that the operation's memory, which is in the table until the
+        // operation completes, is at least as long as was asked for; `bytes` is not longer.
+        unsafe { address.copy_from_nonoverlapping(bytes_start(&mut bytes), bytes.len()) };
+    }
+
+    fn write_in(&self, flight: &Flight) {
+        let mut bytes = self.bytes_of(flight);
+        let mut offset = flight.operation.offset;
+        match flight.fault {
+            Some(Fault::Short { done }) => bytes.truncate(done as usize),
+            Some(Fault::Torn { sectors }) => bytes.truncate((sectors * SECTOR) as usize),
+            Some(Fault::Misdirected { offset: other }) => offset = other,
+            Some(Fault::BitFlip { bit }) => faults::flip(&mut bytes, bit),
+            _ => {}
+        }
+        let mut state = self.state.borrow_mut();
+        for at in (offset..offset + bytes.len() as u64).step_by(UNIT as usize) {
+            let unit = state.volatile.unit(at / UNIT);
+            state.previous.insert(at / UNIT, unit);
+        }
+        state.volatile.write(offset, &bytes);
+        state.writes_completed += 1;
+        let number = flight.operation.number;
+        state.unflushed.push(Unflushed {
+            number,
+            offset,
+            bytes,
+        });
+    }
+}
+
+fn bytes_start(bytes: &mut [u8]) -> std::ptr::NonNull<u8> {
+    std::ptr::NonNull::from(bytes).cast()
+}
+
+impl BlockDevice for MemDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn read(&self, offset: u64, len: u32, buffer: IoBuffer, deadline: Nanos) -> IoFuture {
+        self.start(Operation::new(Kind::Read, offset, len), buffer, deadline)
+    }
+
+    fn write(&self, offset: u64, len: u32, buffer: IoBuffer, deadline: Nanos) -> IoFuture {
+        self.start(Operation::new(Kind::Write, offset, len), buffer, deadline)
+    }
+
+    fn flush(&self, deadline: Nanos) -> IoFuture {
+        self.start(Operation::new(Kind::Flush, 0, 0), IoBuffer::None, deadline)
+    }
+}
+
+impl IoBackend for MemDevice {
+    fn poll_queued(&self, context: &mut Context<'_>) -> Poll<()> {
+        if self.changed.get() {
+            return Poll::Ready(());
+        }
+        self.waker.set(Some(context.waker().clone()));
+        Poll::Pending
+    }
+
+    fn submit(&self) {
+        self.changed.set(false);
+        loop {
+            let mut state = self.state.borrow_mut();
+            let Some(mut flight) = state.queued.pop_front() else {
+                return;
+            };
+            flight.operation.number = state.submitted;
+            state.submitted += 1;
+            drop(state);
+            self.count(&flight.operation);
+            let behaviour = match &mut *self.plan.borrow_mut() {
+                Some(plan) => plan(&flight.operation),
+                None => Behaviour::default(),
+            };
+            flight.fault = behaviour.fault;
+            flight.due = match (behaviour.stuck, &self.clock) {
+                (true, _) => None,
+                (false, Some(clock)) => Some(clock.now() + behaviour.latency),
+                (false, None) => Some(Nanos::ZERO),
+            };
+            self.state.borrow_mut().flying.push(flight);
+        }
+    }
+
+    fn reap(&self, now: Nanos) -> usize {
+        let mut due: Vec<Flight> = {
+            let mut state = self.state.borrow_mut();
+            let is_due = |flight: &mut Flight| flight.due.is_some_and(|due| due <= now);
+            state.flying.extract_if(.., is_due).collect()
+        };
+        due.sort_by_key(|flight| (flight.due, flight.operation.number));
+        for flight in &due {
+            let moved = self.carry_out(flight);
+            self.ops.complete(flight.id, moved);
+        }
+        due.len()
+    }
+
+    fn expire(&self, now: Nanos) {
+        self.ops.expire(now);
+    }
+
+    fn in_flight(&self) -> usize {
+        let state = self.state.borrow();
+        state.queued.len() + state.flying.len()
+    }
+
+    fn completion(&self) -> Completion {
+        let state = self.state.borrow();
+        let next = state.flying.iter().filter_map(|flight| flight.due).min();
+        Completion::At(next.unwrap_or(Nanos::MAX))
+    }
+}
+
+impl Drop for MemDevice {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        for flight in state.queued.drain(..).chain(state.flying.drain(..)) {
+            self.ops.complete(flight.id, Err(libc::ECANCELED));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "mem_tests.rs"]
+mod tests;

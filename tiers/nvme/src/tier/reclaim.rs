@@ -1,0 +1,239 @@
+//! Segments come back into use: what is kept was written elsewhere, then a new head ends their
+//! old life.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+use super::commit::footer_units;
+use super::lane::Health;
+use super::segments::{Phase, SegmentIx};
+use super::{Contents, NvmeTier, TierError};
+use crate::UNIT;
+use crate::format::{DeviceId, Sequence};
+
+/// A segment that is to be made ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It holds nothing.
+    Blank(SegmentIx),
+    /// It is the oldest of its device: see what is in it first.
+    Oldest(SegmentIx),
+}
+
+impl NvmeTier {
+    /// The next segment to be made ready, when a device has none. The caller makes it ready,
+    /// one at a time for each device.
+    #[must_use]
+    pub fn next_to_reclaim(&self) -> Option<Next> {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        for at in 0..state.lanes.len() {
+            let lane = &mut state.lanes[at];
+            if lane.preparing || lane.health > Health::Good {
+                continue;
+            }
+            if lane.draining {
+                let Some(oldest) = lane.sealed.pop_front() else {
+                    continue;
+                };
+                lane.preparing = true;
+                state.segments.get_mut(oldest).transition(Phase::Reclaiming);
+                return Some(Next::Oldest(oldest));
+            }
+            if !lane.ready.is_empty() {
+                continue;
+            }
+            if let Some(blank) = lane.free.pop_front() {
+                lane.preparing = true;
+                return Some(Next::Blank(blank));
+            }
+            let oldest = lane.sealed.front().copied();
+            let sealed = |ix: SegmentIx| state.segments.get(ix).phase == Phase::Sealed;
+            if let Some(oldest) = oldest.filter(|ix| sealed(*ix)) {
+                lane.sealed.pop_front();
+                lane.preparing = true;
+                state.segments.get_mut(oldest).transition(Phase::Reclaiming);
+                return Some(Next::Oldest(oldest));
+            }
+        }
+        None
+    }
+
+    /// Whether [`NvmeTier::next_to_reclaim`] may have something to do.
+    #[must_use]
+    pub fn wants_reclaim(&self) -> bool {
+        let state = self.state.borrow();
+        state.lanes.iter().any(|lane| {
+            let work = if lane.draining {
+                !lane.sealed.is_empty()
+            } else {
+                lane.ready.is_empty() && !(lane.free.is_empty() && lane.sealed.is_empty())
+            };
+            work && !lane.preparing && lane.health == Health::Good
+        })
+    }
+
+    /// Wakes all who wait for a device; their shard ends.
+    pub fn wake(&self) {
+        let mut state = self.state.borrow_mut();
+        state.lanes.iter_mut().for_each(super::lane::Lane::wake);
+    }
+
+    /// Waits until a segment is sealed, or a device's state changes otherwise.
+    pub async fn changed(&self) {
+        let mut registered = false;
+        poll_fn(|context| {
+            if std::mem::replace(&mut registered, true) {
+                return Poll::Ready(());
+            }
+            let mut state = self.state.borrow_mut();
+            let waker = context.waker();
+            state.lanes.iter_mut().for_each(|lane| lane.wait(waker));
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Ends a segment's old life: writes the head of the next one, and makes it durable. All
+    /// that is kept must be durable elsewhere. Until [`NvmeTier::release`] nothing is written
+    /// to it.
+    ///
+    /// # Errors
+    /// [`TierError::ReadOnly`] when the device failed: the old contents still count.
+    pub async fn renew(self: &Rc<Self>, segment: SegmentIx) -> Result<(), TierError> {
+        let outcome = self.put_head(segment).await;
+        if outcome.is_err() {
+            let mut state = self.state.borrow_mut();
+            let it = state.segments.get_mut(segment);
+            let lane = it.lane;
+            if it.phase == Phase::Reclaiming {
+                it.transition(Phase::Sealed);
+                state.lanes[lane].sealed.push_front(segment);
+            }
+            state.lanes[lane].preparing = false;
+        }
+        outcome
+    }
+
+    /// Lets a renewed segment be opened. Its index entries are gone.
+    pub fn release(&self, segment: SegmentIx) {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let it = state.segments.get_mut(segment);
+        let reclaimed = it.phase == Phase::Reclaiming;
+        let lane = &mut state.lanes[it.lane];
+        state.counters[it.lane].segments_reclaimed += u64::from(reclaimed);
+        it.live_units = 0;
+        if lane.draining {
+            it.transition(Phase::Free);
+            lane.free.push_back(segment);
+        } else {
+            it.transition(Phase::Ready);
+            lane.ready.push_back(segment);
+        }
+        lane.preparing = false;
+        lane.wake();
+    }
+
+    /// Whether a tombstone in a segment that is being reclaimed is needed any longer: as long
+    /// as a segment may hold an older record.
+    //= docs/on-disk-format.md#OD-11
+    #[must_use]
+    pub fn tombstone_counts(&self, sequence: Sequence, segment: SegmentIx) -> bool {
+        let state = self.state.borrow();
+        state.absent
+            || state
+                .segments
+                .lowest_live(segment)
+                .is_some_and(|lowest| lowest < sequence)
+    }
+
+    /// Ends the recovery of a segment: one that was walked gets the footer it has not, an empty
+    /// one is free.
+    ///
+    /// # Errors
+    /// [`TierError::ReadOnly`] when the device failed.
+    pub async fn recovered(self: &Rc<Self>, contents: Contents) -> Result<(), TierError> {
+        let segment = contents.segment();
+        let owned = self.state.borrow().segments.get(segment).phase == Phase::Sealed;
+        if !owned || !contents.walked {
+            return Ok(());
+        }
+        if contents.is_empty() {
+            let mut state = self.state.borrow_mut();
+            let state = &mut *state;
+            let it = state.segments.get_mut(segment);
+            it.transition(Phase::Free);
+            let lane = &mut state.lanes[it.lane];
+            lane.sealed.retain(|known| *known != segment);
+            lane.free.push_back(segment);
+            return Ok(());
+        }
+        // What the walk verified may still be in the device's own memory.
+        let lane = self.state.borrow().segments.get(segment).lane;
+        self.flush(lane).await?;
+        let units = self.state.borrow().lanes[lane].units;
+        if contents.end_units() + footer_units(&contents.footer) <= units {
+            self.put_footer(segment, contents.footer).await?;
+        }
+        Ok(())
+    }
+
+    /// The segment of a device by its number there; for other shards that share it.
+    #[must_use]
+    pub fn find(&self, device: DeviceId, number: u32) -> Option<SegmentIx> {
+        let lane = self.ids.iter().position(|id| *id == device)?;
+        let state = self.state.borrow();
+        let mut list = state.segments.list.iter();
+        let at = list.position(|segment| segment.lane == lane && segment.number == number)?;
+        Some(SegmentIx(at as u32))
+    }
+
+    /// The device and number of a segment, and whether other shards have blocks in it.
+    #[must_use]
+    pub fn identify(&self, segment: SegmentIx) -> (DeviceId, u32, bool) {
+        let state = self.state.borrow();
+        let it = state.segments.get(segment);
+        (self.ids[it.lane], it.number, it.legacy)
+    }
+
+    /// Another shard reclaims a segment that this one only reads.
+    pub fn leave_guest(&self, segment: SegmentIx) {
+        let mut state = self.state.borrow_mut();
+        let it = state.segments.get_mut(segment);
+        if it.phase == Phase::Guest {
+            it.transition(Phase::Free);
+            it.legacy = false;
+            it.live_units = 0;
+        }
+    }
+
+    /// Reads of a segment that are under way.
+    #[must_use]
+    pub fn readers(&self, segment: SegmentIx) -> u32 {
+        self.state.borrow().segments.get(segment).readers
+    }
+
+    /// Whether every device that is being emptied holds nothing any more.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        let state = self.state.borrow();
+        let mut draining = state.lanes.iter().filter(|lane| lane.draining);
+        draining.all(|lane| lane.sealed.is_empty() && !lane.preparing)
+    }
+
+    /// Whether a segment's device is being emptied.
+    #[must_use]
+    pub fn is_draining(&self, segment: SegmentIx) -> bool {
+        let state = self.state.borrow();
+        state.lanes[state.segments.get(segment).lane].draining
+    }
+
+    /// Length of a segment in bytes.
+    #[must_use]
+    pub fn segment_len(&self, segment: SegmentIx) -> u64 {
+        let state = self.state.borrow();
+        u64::from(state.lanes[state.segments.get(segment).lane].units) * UNIT
+    }
+}
