@@ -40,6 +40,8 @@ pub use shard::{
     PutOptions, RecoveryReport, Reservation, Shard, TryGet,
 };
 pub use stats::{Counters, EngineStats, ShardGauges, ShardStats};
+pub use terrace_nvme::tier::{DeviceGauges, Health, TierCounters};
+pub use terrace_nvme::uring::RingReport;
 pub use terrace_runtime::block_on;
 pub use terrace_slab::{
     Backing, HugepageMode, PinnedBlock, PoolStats, RegionError, RegisteredRegion, SlotWriter,

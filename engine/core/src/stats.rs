@@ -1,9 +1,12 @@
 //! Counters of a shard, plain on its thread, and their sums as callers see them.
 
+use terrace_nvme::tier::{DeviceGauges, TierCounters};
+use terrace_nvme::uring::RingReport;
 use terrace_slab::{Backing, PoolStats};
 
 use crate::index::IndexBytes;
 use crate::policy::PolicyBytes;
+use crate::shard::RecoveryReport;
 
 /// Declares the counters once: the struct, its sum, and the names they are published under.
 macro_rules! counters {
@@ -138,7 +141,7 @@ impl ShardGauges {
 }
 
 /// One shard's report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardStats {
     /// What it did.
     pub counters: Counters,
@@ -148,6 +151,12 @@ pub struct ShardStats {
     pub backing: Backing,
     /// Whether it stopped after a panic.
     pub fenced: bool,
+    /// Its share of each device.
+    pub nvme: Vec<DeviceGauges>,
+    /// What is in force on its rings.
+    pub rings: Vec<RingReport>,
+    /// What it found on the devices when it opened.
+    pub recovery: RecoveryReport,
 }
 
 /// All shards' reports. A shard that does not answer any more is reported by `fenced`.
@@ -157,15 +166,36 @@ pub struct EngineStats {
     pub counters: Counters,
     /// Sums over the shards that answered.
     pub gauges: ShardGauges,
+    /// Each device, summed over the shards that answered.
+    pub nvme: Vec<DeviceGauges>,
+    /// What was found on the devices, summed over the shards that answered.
+    pub recovery: RecoveryReport,
     /// Each shard's own report; `None` where it did not answer.
     pub shards: Vec<Option<ShardStats>>,
 }
 
 impl EngineStats {
+    /// What was done on all devices.
+    #[must_use]
+    pub fn nvme_counters(&self) -> TierCounters {
+        let mut sum = TierCounters::default();
+        self.nvme
+            .iter()
+            .for_each(|device| sum.add(&device.counters));
+        sum
+    }
+
     pub(crate) fn push(&mut self, shard: Option<ShardStats>) {
         if let Some(stats) = &shard {
             self.counters.add(&stats.counters);
             self.gauges.add(&stats.gauges);
+            self.recovery.add(&stats.recovery);
+            for device in &stats.nvme {
+                match self.nvme.iter_mut().find(|known| known.name == device.name) {
+                    Some(known) => known.add(device),
+                    None => self.nvme.push(device.clone()),
+                }
+            }
         }
         self.shards.push(shard);
     }

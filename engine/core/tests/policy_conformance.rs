@@ -4,14 +4,17 @@
 //! under which id. After each, the policy must agree with the model about what is known and
 //! pass its own `check()`. What order a policy keeps is not this suite's matter, except that
 //! looking at refused blocks must not change it: every run has a twin that is searched in vain
-//! after each operation and must go on exactly as the other.
+//! after each operation and must go on exactly as the other. Likewise a policy restored from
+//! what another saved, under other block numbers, must go on exactly as that one.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by its panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use terrace_engine::policy::{self, POLICY_NAMES, Policy, PolicyConfig, VICTIM_SCAN_MAX};
+use terrace_engine::policy::{
+    self, POLICY_NAMES, Policy, PolicyBytes, PolicyConfig, VICTIM_SCAN_MAX,
+};
 use terrace_types::{Access, BlockIx, KeyHash};
 
 const BLOCKS_MAX: u32 = 200;
@@ -22,6 +25,12 @@ enum Op {
     Insert {
         number: usize,
         id: u64,
+    },
+    /// The same, as a block of an earlier run.
+    Restore {
+        number: usize,
+        id: u64,
+        tag: u8,
     },
     /// Hit, or remove, the resident block at this position, round and round.
     Hit(usize),
@@ -37,6 +46,8 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => (any::<usize>(), 0..400_u64).prop_map(|(number, id)| Op::Insert { number, id }),
+        1 => (any::<usize>(), 0..400_u64, any::<u8>())
+            .prop_map(|(number, id, tag)| Op::Restore { number, id, tag }),
         10 => any::<usize>().prop_map(Op::Hit),
         1 => any::<usize>().prop_map(Op::Remove),
         6 => (any::<u32>(), 0..=8_u32)
@@ -55,10 +66,83 @@ fn accepts(block: BlockIx, seed: u32, refused_of_8: u32) -> bool {
     mixed >> 29 >= refused_of_8
 }
 
+/// A policy under other block numbers: what is block `n` outside is `numbers[n]` to it.
+struct Renumbered {
+    policy: Box<dyn Policy>,
+    numbers: Vec<u32>,
+}
+
+impl Renumbered {
+    fn inner(&self, outer: BlockIx) -> BlockIx {
+        BlockIx(self.numbers[outer.0 as usize])
+    }
+}
+
+fn outer(numbers: &[u32], inner: BlockIx) -> BlockIx {
+    let outer = numbers.iter().position(|&number| number == inner.0);
+    BlockIx(u32::try_from(outer.unwrap()).unwrap())
+}
+
+impl Policy for Renumbered {
+    fn name(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    fn set_capacity(&mut self, blocks: usize) {
+        self.policy.set_capacity(blocks);
+    }
+
+    fn on_hit(&mut self, block: BlockIx, access: &Access) {
+        self.policy.on_hit(self.inner(block), access);
+    }
+
+    fn on_insert(&mut self, block: BlockIx, access: &Access) {
+        self.policy.on_insert(self.inner(block), access);
+    }
+
+    fn on_remove(&mut self, block: BlockIx) {
+        self.policy.on_remove(self.inner(block));
+    }
+
+    fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx> {
+        let numbers = &self.numbers;
+        let victim = self
+            .policy
+            .victim(&mut |block| evictable(outer(numbers, block)));
+        victim.map(|block| outer(numbers, block))
+    }
+
+    fn take_pending(&mut self) -> Option<BlockIx> {
+        let pending = self.policy.take_pending();
+        pending.map(|block| outer(&self.numbers, block))
+    }
+
+    fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
+        self.policy.restore(self.inner(block), tag, access);
+    }
+
+    fn len(&self) -> usize {
+        self.policy.len()
+    }
+
+    fn bytes(&self) -> PolicyBytes {
+        self.policy.bytes()
+    }
+
+    fn check(&self) {
+        self.policy.check();
+    }
+}
+
 struct Run {
     policy: Box<dyn Policy>,
+    capacity: usize,
     known: BTreeMap<BlockIx, KeyHash>,
     free: BTreeSet<BlockIx>,
+    /// Ids that were known at some time.
+    seen: BTreeSet<KeyHash>,
+    /// Ids that are not inserted.
+    avoided: BTreeSet<KeyHash>,
 }
 
 impl Run {
@@ -71,8 +155,11 @@ impl Run {
         assert_eq!(policy.name(), name);
         Self {
             policy,
+            capacity: capacity_blocks,
             known: BTreeMap::new(),
             free: (0..BLOCKS_MAX).map(BlockIx).collect(),
+            seen: BTreeSet::new(),
+            avoided: BTreeSet::new(),
         }
     }
 
@@ -80,7 +167,8 @@ impl Run {
     fn apply(&mut self, op: Op) -> Vec<BlockIx> {
         let mut given_up = Vec::new();
         match op {
-            Op::Insert { number, id } => self.insert(number, id),
+            Op::Insert { number, id } => self.insert(number, id, None),
+            Op::Restore { number, id, tag } => self.insert(number, id, Some(tag)),
             Op::Hit(nth) => {
                 if let Some((block, id)) = self.known_at(nth) {
                     self.policy.on_hit(block, &Access::plain(id));
@@ -93,7 +181,10 @@ impl Run {
                 }
             }
             Op::Victim { seed, refused_of_8 } => given_up = self.victim(seed, refused_of_8),
-            Op::SetCapacity(blocks) => self.policy.set_capacity(blocks),
+            Op::SetCapacity(blocks) => {
+                self.policy.set_capacity(blocks);
+                self.capacity = blocks;
+            }
         }
         self.policy.check();
         assert_eq!(self.policy.len(), self.known.len());
@@ -106,18 +197,67 @@ impl Run {
         self.known.iter().nth(nth).map(|(&block, &id)| (block, id))
     }
 
-    fn insert(&mut self, number: usize, id: u64) {
+    fn insert(&mut self, number: usize, id: u64, tag: Option<u8>) {
         let Some(nth) = number.checked_rem(self.free.len()) else {
             return;
         };
         let block = *self.free.iter().nth(nth).unwrap();
         let id = (id..)
             .map(KeyHash)
+            .filter(|id| !self.avoided.contains(id))
             .find(|id| !self.known.values().any(|known| known == id));
-        let access = Access::plain(id.unwrap());
-        self.policy.on_insert(block, &access);
-        self.free.remove(&block);
-        assert_eq!(self.known.insert(block, access.id), None);
+        self.take_in(block, id.unwrap(), tag);
+    }
+
+    /// Inserts, or with a tag restores, under a number that is free.
+    fn take_in(&mut self, block: BlockIx, id: KeyHash, tag: Option<u8>) {
+        match tag {
+            None => self.policy.on_insert(block, &Access::plain(id)),
+            Some(tag) => self.policy.restore(block, tag, &Access::plain(id)),
+        }
+        assert!(self.free.remove(&block), "{block:?} is free");
+        assert_eq!(self.known.insert(block, id), None);
+        self.seen.insert(id);
+        self.policy.check();
+    }
+
+    /// What the policy saves, which must be every known block once.
+    fn saved(&self) -> Vec<(BlockIx, u8)> {
+        let mut saved = Vec::new();
+        self.policy.save(&mut |block, tag| saved.push((block, tag)));
+        let blocks: BTreeSet<_> = saved.iter().map(|&(block, _)| block).collect();
+        assert_eq!(saved.len(), blocks.len(), "a block is saved twice");
+        assert!(blocks.iter().eq(self.known.keys()), "blocks saved");
+        saved
+    }
+
+    /// A run that goes on where this one is after a restart: with block numbers of its own, and
+    /// without the blocks that are not `found` again, of which this one is told.
+    ///
+    /// Ids that are gone are inserted by neither from here on: one may have a ghost here and
+    /// none there.
+    fn restarted(&mut self, numbers: Vec<u32>, found: impl Fn(BlockIx) -> bool) -> Self {
+        let saved = self.saved();
+        let mut restarted = Self::new(self.policy.name(), self.capacity);
+        let policy = restarted.policy;
+        restarted.policy = Box::new(Renumbered { policy, numbers });
+        for (block, tag) in saved {
+            if found(block) {
+                restarted.take_in(block, self.known[&block], Some(tag));
+            } else {
+                self.policy.on_remove(block);
+                self.forget(block);
+            }
+        }
+        let is_known = |id: &KeyHash| self.known.values().any(|known| known == id);
+        self.avoided = self
+            .seen
+            .iter()
+            .copied()
+            .filter(|id| !is_known(id))
+            .collect();
+        restarted.avoided.clone_from(&self.avoided);
+        restarted
     }
 
     fn forget(&mut self, block: BlockIx) {
@@ -204,6 +344,44 @@ proptest! {
     }
 
     #[test]
+    fn policy_restored_goes_on_as_the_one_that_saved(
+        (capacity, before) in ops(),
+        (_, after) in ops(),
+        numbers in Just(Vec::from_iter(0..BLOCKS_MAX)).prop_shuffle(),
+        seed in any::<u32>(),
+        lost_of_8 in prop_oneof![Just(0), 0..=8_u32],
+    ) {
+        for name in POLICY_NAMES {
+            let mut run = Run::new(name, capacity);
+            before.iter().for_each(|&op| drop(run.apply(op)));
+            let found = |block| accepts(block, seed, lost_of_8);
+            let mut restarted = run.restarted(numbers.clone(), found);
+            prop_assert_eq!(restarted.policy.len(), run.policy.len());
+            for &op in &after {
+                prop_assert_eq!(run.apply(op), restarted.apply(op), "{} {:?}", name, op);
+            }
+            prop_assert_eq!(run.drain(), restarted.drain(), "{}", name);
+        }
+    }
+
+    #[test]
+    fn policy_restored_from_the_tags_of_another_takes_in_the_order_alone((capacity, ops) in ops()) {
+        for other in POLICY_NAMES {
+            let mut earlier = Run::new(other, capacity);
+            ops.iter().for_each(|&op| drop(earlier.apply(op)));
+            for name in POLICY_NAMES.into_iter().filter(|&name| name != other) {
+                let mut restored = Run::new(name, earlier.capacity);
+                let mut inserted = Run::new(name, earlier.capacity);
+                for (block, tag) in earlier.saved() {
+                    restored.take_in(block, earlier.known[&block], Some(tag));
+                    inserted.take_in(block, earlier.known[&block], None);
+                }
+                prop_assert_eq!(restored.drain(), inserted.drain(), "{} of {}", name, other);
+            }
+        }
+    }
+
+    #[test]
     fn queue_order_is_that_of_a_plain_list((capacity, ops) in ops()) {
         for (name, hit_moves) in [("FIFO", false), ("LRU", true)] {
             let mut run = Run::new(name, capacity);
@@ -284,6 +462,20 @@ fn block_number_used_again_starts_afresh() {
             other => other,
         });
         assert_eq!(reused_order.collect::<Vec<_>>(), fresh.drain(), "{name}");
+    }
+}
+
+#[test]
+fn every_tag_is_taken_and_its_block_is_given_up_in_the_end() {
+    for name in POLICY_NAMES {
+        for tag in 0..=u8::MAX {
+            let mut run = run_with(name, 5);
+            for id in 10..15 {
+                run.apply(Op::Restore { number: 0, id, tag });
+                run.apply(Op::Hit(id as usize));
+            }
+            assert_eq!(run.drain().len(), 10, "{name} {tag}");
+        }
     }
 }
 

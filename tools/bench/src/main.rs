@@ -7,10 +7,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
-use terrace_bench::replay::{self, ReplayOptions, Speed};
+use terrace_bench::replay::{self, NvmeOptions, ReplayOptions, Speed};
 use terrace_bench::report;
 use terrace_bench::trace::{SynthConfig, Trace};
-use terrace_engine::{Engine, EngineConfig, HugepageMode};
+use terrace_engine::{Engine, EngineConfig, HugepageMode, Use};
 use terrace_types::ByteLen;
 
 /// Measures the Terrace engine.
@@ -63,6 +63,23 @@ impl From<Hugepages> for HugepageMode {
     }
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum Polling {
+    Off,
+    Prefer,
+    Require,
+}
+
+impl From<Polling> for Use {
+    fn from(choice: Polling) -> Self {
+        match choice {
+            Polling::Off => Self::Off,
+            Polling::Prefer => Self::Prefer,
+            Polling::Require => Self::Require,
+        }
+    }
+}
+
 #[derive(Parser)]
 struct ReplayArgs {
     /// Trace file: Mooncake jsonl, ARC .lis, LIRS, cache2k or Azure csv; plain, zst, gz or xz.
@@ -81,9 +98,32 @@ struct ReplayArgs {
     /// Most blocks in DRAM; without --dram the bytes follow from it.
     #[arg(long, value_name = "N")]
     dram_blocks: Option<usize>,
-    /// Tier below DRAM; 0 for none. This version keeps it in memory, not on a device.
-    #[arg(long, value_name = "SIZE", default_value = "0")]
-    nvme: ByteLen,
+    /// NVMe tier, over all its devices; 0 for none. Without --nvme-path a file in the folder
+    /// for temporary files is made, and removed at the end.
+    #[arg(long, value_name = "SIZE")]
+    nvme: Option<ByteLen>,
+    /// File or block device of the NVMe tier; may be given several times. A file that is not
+    /// there is made, of --nvme's size. What it holds is kept for the next run.
+    #[arg(long, value_name = "PATH")]
+    nvme_path: Vec<PathBuf>,
+    /// Device to be emptied onto the others, and then left out.
+    #[arg(long, value_name = "PATH")]
+    nvme_drain: Vec<PathBuf>,
+    /// Serve what is there when a device of the set is missing.
+    #[arg(long)]
+    nvme_accept_missing: bool,
+    /// Take devices that hold something else. What they hold is lost.
+    #[arg(long)]
+    nvme_format: bool,
+    /// Poll the devices for completions: off, prefer or require.
+    #[arg(long, value_enum, default_value = "off")]
+    io_poll: Polling,
+    /// Each put waits until its block survives power loss.
+    #[arg(long)]
+    durable: bool,
+    /// Write blocks below when they are put, not when they leave DRAM.
+    #[arg(long)]
+    write_through: bool,
     /// Length of every block.
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     block_len: ByteLen,
@@ -99,7 +139,7 @@ struct ReplayArgs {
     /// Whether DRAM must lie on hugepages.
     #[arg(long, value_enum, default_value = "prefer")]
     hugepages: Hugepages,
-    /// Start from nothing and keep nothing. Without a device nothing is kept anyway.
+    /// Start from nothing and keep nothing: the files of --nvme-path are removed before and after.
     #[arg(long)]
     scratch: bool,
     /// Print one JSON object on stdout and nothing else there.
@@ -139,7 +179,17 @@ fn run_replay(args: &ReplayArgs) -> anyhow::Result<u64> {
         shards: args.shards,
         dram: args.dram.map(|dram| dram.0),
         dram_blocks: args.dram_blocks,
-        nvme: args.nvme.0,
+        nvme: NvmeOptions {
+            bytes: args.nvme.map(|len| len.0),
+            paths: args.nvme_path.clone(),
+            drain: args.nvme_drain.clone(),
+            accept_missing: args.nvme_accept_missing,
+            format: args.nvme_format,
+            io_poll: args.io_poll.into(),
+            durable: args.durable,
+            write_through: args.write_through,
+            scratch: args.scratch,
+        },
         block_len: args.block_len.0,
         iodepth: args.iodepth,
         speed: args.speed,

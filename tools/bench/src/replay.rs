@@ -5,6 +5,7 @@
 //! throughput is computed from, and off the CPU time that is reported.
 
 use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,9 @@ use futures_util::stream::FuturesUnordered;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 use terrace_engine::{
-    BlockKind, Engine, EngineConfig, EngineStats, GetOptions, Hint, HugepageMode, KeyHash, Lookup,
-    MemTier, Namespace, PutOptions, PutOutcome, RequestContext, Tier, block_on, hugepages,
+    BlockKind, CloseReport, Durability, Engine, EngineConfig, EngineStats, GetOptions, Hint,
+    HugepageMode, KeyHash, Lookup, Missing, Namespace, NvmeConfig, PutOptions, PutOutcome,
+    RequestContext, Tier, Use, WriteMode, block_on, hugepages,
 };
 use terrace_types::limits::{BLOCK_LEN_MAX, HUGEPAGE_LEN, SLOT_ALIGN};
 
@@ -24,6 +26,9 @@ use crate::trace::{Trace, TraceRequest};
 
 /// Most requests in flight: each holds a payload of its own.
 const IODEPTH_MAX: usize = 4096;
+
+/// How long a close may take: all of DRAM may have to be written.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(600);
 
 /// How fast requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +58,125 @@ impl FromStr for Speed {
     }
 }
 
+/// The NVMe tier of a replay.
+#[derive(Clone, Debug, Default)]
+pub struct NvmeOptions {
+    /// Bytes over all devices; `None` for the lengths they have, 0 for no tier.
+    pub bytes: Option<u64>,
+    /// Files or block devices. Without one, a file in the folder for temporary files is made
+    /// and removed again.
+    pub paths: Vec<PathBuf>,
+    /// Devices to be emptied onto the others.
+    pub drain: Vec<PathBuf>,
+    /// Serve what is there when a device of the set is missing.
+    pub accept_missing: bool,
+    /// Take devices that hold something else.
+    pub format: bool,
+    /// Polled completions.
+    pub io_poll: Use,
+    /// Puts wait until their blocks survive power loss.
+    pub durable: bool,
+    /// Blocks are written when they are put, not when they leave DRAM.
+    pub write_through: bool,
+    /// Start from nothing, and keep nothing.
+    pub scratch: bool,
+}
+
+impl NvmeOptions {
+    fn is_used(&self) -> bool {
+        self.bytes.is_none_or(|bytes| bytes > 0) && (self.bytes.is_some() || !self.paths.is_empty())
+    }
+
+    /// The files to be used; a temporary one is named when none is given.
+    fn files(&self) -> Vec<PathBuf> {
+        if !self.is_used() {
+            return Vec::new();
+        }
+        if self.paths.is_empty() {
+            let name = format!("terrace-replay-{}.nvme", std::process::id());
+            return vec![std::env::temp_dir().join(name)];
+        }
+        self.paths.clone()
+    }
+
+    fn share(&self) -> Option<u64> {
+        let count = self.files().len().max(1) as u64;
+        self.bytes
+            .map(|bytes| (bytes / count).next_multiple_of(SLOT_ALIGN))
+    }
+
+    fn validate(&self) -> anyhow::Result<()> {
+        ensure!(
+            self.bytes != Some(0) || self.paths.is_empty(),
+            "--nvme is 0 and --nvme-path is {}; leave one of them out",
+            self.paths[0].display()
+        );
+        ensure!(
+            self.is_used() || !(self.durable || self.write_through || !self.drain.is_empty()),
+            "--durable, --write-through and --nvme-drain need an NVMe tier: give --nvme-path"
+        );
+        for path in &self.paths {
+            self.validate_path(path)?;
+        }
+        Ok(())
+    }
+
+    fn validate_path(&self, path: &Path) -> anyhow::Result<()> {
+        let Ok(there) = std::fs::metadata(path) else {
+            ensure!(
+                self.bytes.is_some(),
+                "{} is not there; to have it made, give its size by --nvme",
+                path.display()
+            );
+            return Ok(());
+        };
+        if let Some(wanted) = self.share().filter(|_| there.is_file() && !self.scratch) {
+            ensure!(
+                there.len() == wanted,
+                "--nvme asks for {wanted} bytes at {}, which has {}; leave --nvme out to use it \
+                 as it is, or start anew with --scratch",
+                path.display(),
+                there.len()
+            );
+        }
+        Ok(())
+    }
+
+    /// Removes the files that a run must not find, or must not leave.
+    fn remove(&self) {
+        if !self.scratch && !self.paths.is_empty() {
+            return;
+        }
+        for path in self.files() {
+            // A block device is left: its contents are replaced, not removed.
+            if std::fs::metadata(&path).is_ok_and(|there| there.is_file()) {
+                let _ = std::fs::remove_file(&path);
+            }
+        }
+    }
+
+    fn config(&self) -> NvmeConfig {
+        NvmeConfig {
+            paths: self.files(),
+            file_bytes: self.share(),
+            drain: self.drain.clone(),
+            format: self.format,
+            missing: if self.accept_missing {
+                Missing::Accept
+            } else {
+                Missing::Refuse
+            },
+            write_mode: if self.write_through {
+                WriteMode::Through
+            } else {
+                WriteMode::Back
+            },
+            io_poll: self.io_poll,
+            ..NvmeConfig::default()
+        }
+    }
+}
+
 /// How to replay.
 #[derive(Clone, Debug)]
 pub struct ReplayOptions {
@@ -64,8 +188,8 @@ pub struct ReplayOptions {
     pub dram: Option<u64>,
     /// Cap in blocks.
     pub dram_blocks: Option<usize>,
-    /// Bytes of the tier below; 0 for none.
-    pub nvme: u64,
+    /// The NVMe tier.
+    pub nvme: NvmeOptions,
     /// Length of every block, in bytes.
     pub block_len: u64,
     /// Requests in flight.
@@ -96,6 +220,7 @@ impl ReplayOptions {
         if self.dram_blocks == Some(0) {
             bail!("--dram-blocks is 0; allowed is at least one a shard");
         }
+        self.nvme.validate()?;
         self.engine_config().validate().context("open the engine")
     }
 
@@ -109,6 +234,7 @@ impl ReplayOptions {
             hugepages: self.hugepages,
             policy: self.policy.clone(),
             block_lens: vec![self.block_len],
+            nvme: self.nvme.config(),
             ..EngineConfig::default()
         }
     }
@@ -180,6 +306,8 @@ pub struct ReplayOutcome {
     pub memory_bytes: u64,
     /// The engine's own counters.
     pub stats: EngineStats,
+    /// What was left when the engine was closed.
+    pub closed: Option<CloseReport>,
 }
 
 struct Tally {
@@ -191,6 +319,7 @@ struct Client<'a> {
     engine: &'a Engine,
     namespace: Namespace,
     block_len: u64,
+    durability: Durability,
     tally: RefCell<Tally>,
 }
 
@@ -208,17 +337,24 @@ fn now() -> Instant {
 /// When the engine cannot be opened; the message names the field or resource.
 pub fn run(options: &ReplayOptions, trace: &Trace) -> anyhow::Result<ReplayOutcome> {
     options.validate()?;
-    let mut builder = Engine::builder(options.engine_config());
-    if options.nvme > 0 {
-        let share = options.nvme / options.shards as u64;
-        builder = builder.below(move |_| Box::new(MemTier::new(share)));
-    }
-    let engine = builder.open().context("open the engine")?;
+    options.nvme.remove();
+    let outcome = run_on(options, trace);
+    options.nvme.remove();
+    outcome
+}
+
+fn run_on(options: &ReplayOptions, trace: &Trace) -> anyhow::Result<ReplayOutcome> {
+    let engine = Engine::open(options.engine_config()).context("open the engine")?;
     let namespace = engine.namespace(&format!("replay/{}", options.block_len))?;
     let client = Client {
         engine: &engine,
         namespace,
         block_len: options.block_len,
+        durability: if options.nvme.durable {
+            Durability::Durable
+        } else {
+            Durability::Volatile
+        },
         tally: RefCell::new(Tally {
             outcome: empty()?,
             buffers: Vec::new(),
@@ -235,7 +371,7 @@ pub fn run(options: &ReplayOptions, trace: &Trace) -> anyhow::Result<ReplayOutco
     outcome.cpu = cpu.saturating_sub(outcome.client);
     outcome.memory_bytes = hugepages::process_memory_bytes();
     outcome.stats = block_on(engine.stats());
-    block_on(engine.close(Duration::from_secs(10)));
+    outcome.closed = Some(block_on(engine.close(CLOSE_DEADLINE)));
     Ok(outcome)
 }
 
@@ -272,6 +408,7 @@ fn empty() -> anyhow::Result<ReplayOutcome> {
         bytes: 0,
         memory_bytes: 0,
         stats: EngineStats::default(),
+        closed: None,
     })
 }
 
@@ -416,6 +553,7 @@ impl Client<'_> {
         let options = PutOptions {
             hint,
             context,
+            durability: self.durability,
             ..PutOptions::default()
         };
         let put = self.engine.put(key, &buffer, &options).await;

@@ -4,6 +4,7 @@
 
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
+use terrace_engine::{DeviceGauges, RingReport, TierCounters};
 use terrace_types::ByteLen;
 
 use crate::replay::{ReplayOptions, ReplayOutcome};
@@ -49,11 +50,50 @@ fn backing(outcome: &ReplayOutcome) -> String {
     kinds.join("+")
 }
 
+/// Bytes written to devices for each byte of blocks written for the first time.
+#[expect(clippy::cast_precision_loss, reason = "reports round anyway")]
+fn write_amplification(nvme: &TierCounters) -> f64 {
+    if nvme.payload_bytes == 0 {
+        return 0.0;
+    }
+    nvme.bytes_written as f64 / nvme.payload_bytes as f64
+}
+
+fn rings(outcome: &ReplayOutcome) -> impl Iterator<Item = &RingReport> {
+    let shards = outcome.stats.shards.iter().flatten();
+    shards.flat_map(|shard| &shard.rings)
+}
+
+fn any_ring(outcome: &ReplayOutcome, holds: impl Fn(&RingReport) -> bool) -> bool {
+    rings(outcome).any(holds)
+}
+
+fn all_rings(outcome: &ReplayOutcome, holds: impl Fn(&RingReport) -> bool) -> bool {
+    rings(outcome).next().is_some() && rings(outcome).all(holds)
+}
+
+fn devices(outcome: &ReplayOutcome) -> Vec<Value> {
+    let device = |device: &DeviceGauges| {
+        json!({
+            "name": device.name,
+            "health": format!("{:?}", device.health),
+            "draining": device.draining,
+            "bytes": device.bytes,
+            "live_bytes": device.live_bytes,
+            "segments_used": device.segments_used,
+            "segments_free": device.segments_free,
+        })
+    };
+    outcome.stats.nvme.iter().map(device).collect()
+}
+
 /// The report as one JSON value.
 #[must_use]
 pub fn to_json(outcome: &ReplayOutcome) -> Value {
     let gauges = &outcome.stats.gauges;
     let counters = &outcome.stats.counters;
+    let nvme = outcome.stats.nvme_counters();
+    let recovery = outcome.stats.recovery;
     json!({
         "requests": outcome.requests,
         "accesses": outcome.accesses,
@@ -66,8 +106,20 @@ pub fn to_json(outcome: &ReplayOutcome) -> Value {
             "hits": outcome.nvme_hits,
             "p50_us": micros(&outcome.nvme_ns, 0.5),
             "p99_us": micros(&outcome.nvme_ns, 0.99),
-            "bytes_read": counters.promoted_bytes,
-            "bytes_written": counters.demoted_bytes,
+            "bytes_read": nvme.bytes_read,
+            "bytes_written": nvme.bytes_written,
+            "payload_bytes_written": nvme.payload_bytes,
+            "blocks_written": nvme.blocks_written,
+            "reinsertions": nvme.reinsertions,
+            "reinserted_bytes": nvme.reinserted_bytes,
+            "demand_reads": nvme.demand_reads,
+            "prefetch_reads": nvme.prefetch_reads,
+            "background_reads": nvme.background_reads,
+            "flushes": nvme.flushes,
+            "frames": nvme.frames,
+            "segments_reclaimed": nvme.segments_reclaimed,
+            "evictions": counters.below_evictions,
+            "devices": devices(outcome),
         },
         "misses": outcome.misses,
         "unavailable": outcome.unavailable,
@@ -81,7 +133,7 @@ pub fn to_json(outcome: &ReplayOutcome) -> Value {
             "p99_us": micros(&outcome.put_ns, 0.99),
         },
         "evictions": counters.evictions,
-        "write_amplification": if counters.demoted_bytes > 0 { 1.0 } else { 0.0 },
+        "write_amplification": write_amplification(&nvme),
         "gb_per_s": gb_per_s(outcome),
         "cpu_s_per_gb": cpu_s_per_gb(outcome),
         "elapsed_s": outcome.elapsed.as_secs_f64(),
@@ -95,13 +147,28 @@ pub fn to_json(outcome: &ReplayOutcome) -> Value {
             "ghost_bytes": gauges.policy.ghosts,
             "slab_bookkeeping_bytes": gauges.pool_bytes,
         },
-        "recovery": { "blocks": 0, "bytes_read": 0, "seconds": 0.0 },
+        "recovery": {
+            "blocks": recovery.blocks,
+            "payload_bytes": recovery.payload_bytes,
+            "bytes_read": recovery.bytes_read,
+            "segments": recovery.segments,
+            "segments_walked": recovery.segments_walked,
+            "seconds": recovery.time.as_secs_f64(),
+        },
+        "closed": outcome.closed.map(|closed| json!({
+            "blocks_written": closed.blocks_written,
+            "blocks_lost": closed.blocks_lost,
+            "devices_clean": closed.devices_clean,
+        })),
         "in_force": {
             "hugepages": backing(outcome),
-            "odirect": false,
-            "registered_buffers": false,
-            "iopoll": false,
-            "tier_below": if counters.demotions > 0 { "memory" } else { "none" },
+            "odirect": !outcome.stats.nvme.is_empty(),
+            "registered_buffers": all_rings(outcome, |ring| ring.fixed_buffers),
+            "registered_files": all_rings(outcome, |ring| ring.registered_files),
+            "iopoll": any_ring(outcome, |ring| ring.polled),
+            "sqpoll": any_ring(outcome, |ring| ring.sq_poll),
+            "vectored_fixed_writes": "not used",
+            "tier_below": if outcome.stats.nvme.is_empty() { "none" } else { "nvme" },
         },
     })
 }
@@ -143,12 +210,7 @@ pub fn print_table(trace: &Trace, options: &ReplayOptions, outcome: &ReplayOutco
         "DRAM",
         format!("{} on {pages} pages", ByteLen(gauges.pool.arena_bytes)),
     );
-    if options.nvme > 0 {
-        row(
-            "tier below",
-            format!("{} in memory (no device yet)", ByteLen(options.nvme)),
-        );
-    }
+    print_devices(outcome);
     row(
         "DRAM hits",
         format!("{} ({:.1}%)", outcome.dram_hits, share(outcome.dram_hits)),
@@ -169,7 +231,78 @@ pub fn print_table(trace: &Trace, options: &ReplayOptions, outcome: &ReplayOutco
         "puts",
         format!("{stored} stored, {exists} existed, {rejected} rejected, {busy} busy"),
     );
+    print_nvme(outcome);
     print_costs(outcome);
+}
+
+fn print_devices(outcome: &ReplayOutcome) {
+    for device in &outcome.stats.nvme {
+        let (bytes, live) = (ByteLen(device.bytes), ByteLen(device.live_bytes));
+        row(
+            "NVMe",
+            format!(
+                "{}: {bytes}, {live} in use, {:?}",
+                device.name, device.health
+            ),
+        );
+    }
+    if let Some(ring) = rings(outcome).last() {
+        row("ring", ring);
+    }
+    let found = outcome.stats.recovery;
+    if found.segments > 0 {
+        let (payload, read) = (ByteLen(found.payload_bytes), ByteLen(found.bytes_read));
+        let (segments, walked) = (found.segments, found.segments_walked);
+        row(
+            "recovered",
+            format!(
+                "{} blocks of {payload} from {segments} segments ({walked} walked), {read} read, \
+                 {:.3} s",
+                found.blocks,
+                found.time.as_secs_f64()
+            ),
+        );
+    }
+}
+
+fn print_nvme(outcome: &ReplayOutcome) {
+    if outcome.stats.nvme.is_empty() {
+        return;
+    }
+    let nvme = outcome.stats.nvme_counters();
+    let (written, payload) = (ByteLen(nvme.bytes_written), ByteLen(nvme.payload_bytes));
+    row(
+        "device writes",
+        format!(
+            "{written} for {payload} of blocks: {:.3}; {} blocks written again",
+            write_amplification(&nvme),
+            nvme.reinsertions
+        ),
+    );
+    let (demand, background) = (nvme.demand_reads, nvme.background_reads);
+    row(
+        "device reads",
+        format!(
+            "{}: {demand} demand, {} prefetch, {background} background",
+            ByteLen(nvme.bytes_read),
+            nvme.prefetch_reads
+        ),
+    );
+    if let Some(closed) = outcome.closed {
+        row(
+            "closed",
+            format!(
+                "{} blocks written, {} lost, {}",
+                closed.blocks_written,
+                closed.blocks_lost,
+                if closed.devices_clean {
+                    "clean"
+                } else {
+                    "not clean"
+                }
+            ),
+        );
+    }
 }
 
 fn row(name: &str, text: impl std::fmt::Display) {

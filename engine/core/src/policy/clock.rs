@@ -14,6 +14,10 @@ use terrace_types::{Access, BlockIx};
 use super::list::{Links, List, Search};
 use super::{Policy, PolicyBytes, PolicyConfig, PolicyError};
 
+/// Tag of a block whose mark is set; others have 0. No other policy built in gives this tag, so
+/// that after a change of policy nothing is read into it.
+const TAG_READ: u8 = 1 << 6;
+
 /// FIFO with reinsertion. A hit sets one byte.
 pub struct Clock {
     links: Links,
@@ -67,6 +71,18 @@ impl Policy for Clock {
         )?;
         self.links.unlink(&mut self.queue, victim);
         Some(victim)
+    }
+
+    fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
+        for block in self.links.oldest_first(&self.queue) {
+            let was_read = self.was_read[block.0 as usize];
+            visit(block, if was_read { TAG_READ } else { 0 });
+        }
+    }
+
+    fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
+        self.on_insert(block, access);
+        self.was_read[block.0 as usize] = tag == TAG_READ;
     }
 
     fn len(&self) -> usize {

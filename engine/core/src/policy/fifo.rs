@@ -54,6 +54,12 @@ impl Policy for Fifo {
         Some(victim)
     }
 
+    fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
+        self.links
+            .oldest_first(&self.queue)
+            .for_each(|block| visit(block, 0));
+    }
+
     fn len(&self) -> usize {
         self.queue.len()
     }

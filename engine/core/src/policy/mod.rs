@@ -9,6 +9,9 @@
 //! - `victim` returns a known block that the filter accepts, and forgets it; a block that the
 //!   filter refuses stays where it is, as if it had not been looked at.
 //! - `on_hit` of a known block allocates nothing.
+//! - A fresh policy of the same capacity that `restore` gives what `save` told goes on as the
+//!   first would have, but for what its file says is lost. Without some of the blocks it goes on
+//!   as the first after `on_remove` of these.
 //! - A policy is driven by one thread and keeps no clock of its own.
 //!
 //! Exact algorithms and the papers they come from are named in each file.
@@ -100,6 +103,26 @@ pub trait Policy {
         None
     }
 
+    /// Tells `visit` every known block, by and large the next to go first, with a tag: whatever
+    /// the policy has to know of the block besides its place in this order. Order and tags are
+    /// kept over a clean restart for [`Policy::restore`].
+    ///
+    /// The default tells of none: such a policy starts anew after a restart.
+    fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
+        let _ = visit;
+    }
+
+    /// `block` is resident again after a restart; an earlier run saved it with `tag`.
+    ///
+    /// Calls come in the order of [`Policy::save`]. Numbers differ from those of the earlier
+    /// run, and blocks that are no longer to be had are left out. A tag comes from a device, of
+    /// another policy perhaps: one that this policy does not give counts as no tag, and never
+    /// panics. The default ignores the tag and takes the block in as a new one.
+    fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
+        let _ = tag;
+        self.on_insert(block, access);
+    }
+
     /// Whether a block that is about to be stored is worth a slot.
     fn admit(&mut self, access: &Access) -> Admission {
         let _ = access;
@@ -110,17 +133,6 @@ pub trait Policy {
     fn keep(&self, access: &Access) -> bool {
         let _ = access;
         false
-    }
-
-    /// Walks all known blocks in the order in which `restore` takes them in, each with a tag.
-    fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
-        let _ = visit;
-    }
-
-    /// Takes in a block of an earlier run.
-    fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
-        let _ = tag;
-        self.on_insert(block, access);
     }
 
     /// Count of known blocks.

@@ -7,6 +7,10 @@
 //! as a ghost; a block whose ghost is found is inserted in the main queue. Hits are counted up
 //! to three; in the main queue a block spends one for every round.
 //!
+//! Over a clean restart queues and hits are kept and ghosts are lost: a block that comes back
+//! after that enters the small queue although the earlier run had a ghost of it. A pending block
+//! comes back as the oldest of the small queue. A block's tag is its state.
+//!
 //! **Invariants**
 //! - A known block is in the queue that its state names: small, main or pending.
 //! - Pending blocks are those that the last search gave up and that nobody took yet. A
@@ -155,6 +159,21 @@ impl S3Fifo {
         }
     }
 
+    /// Puts a block that is not known at the head of the queue that `state` names.
+    fn enter(&mut self, block: BlockIx, id: KeyHash, state: u8) {
+        let index = block.0 as usize;
+        self.states.grow_to(index + 1);
+        self.ids.grow_to(index + 1);
+        let queue = if state & !HITS == MAIN {
+            &mut self.main
+        } else {
+            &mut self.small
+        };
+        self.links.push_head(queue, block);
+        self.states[index] = state;
+        self.ids[index] = id.0;
+    }
+
     /// Makes a block that left its queue pending.
     fn give_up(&mut self, block: BlockIx) {
         self.links.push_head(&mut self.pending, block);
@@ -192,17 +211,8 @@ impl Policy for S3Fifo {
     }
 
     fn on_insert(&mut self, block: BlockIx, access: &Access) {
-        let index = block.0 as usize;
-        self.states.grow_to(index + 1);
-        self.ids.grow_to(index + 1);
-        let (queue, state) = if self.ghosts.forget(access.id) {
-            (&mut self.main, MAIN)
-        } else {
-            (&mut self.small, SMALL)
-        };
-        self.links.push_head(queue, block);
-        self.states[index] = state;
-        self.ids[index] = access.id.0;
+        let has_ghost = self.ghosts.forget(access.id);
+        self.enter(block, access.id, if has_ghost { MAIN } else { SMALL });
     }
 
     fn on_remove(&mut self, block: BlockIx) {
@@ -232,6 +242,28 @@ impl Policy for S3Fifo {
 
     fn take_pending(&mut self) -> Option<BlockIx> {
         self.take(self.pending.tail()?)
+    }
+
+    fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
+        // Nobody's filter accepted a pending block after a restart, so it must not be pending.
+        self.links
+            .oldest_first(&self.pending)
+            .for_each(|block| visit(block, SMALL));
+        for queue in [&self.small, &self.main] {
+            for block in self.links.oldest_first(queue) {
+                visit(block, self.states[block.0 as usize]);
+            }
+        }
+    }
+
+    fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
+        if matches!(tag & !HITS, SMALL | MAIN) {
+            // It may have come and gone in this run already.
+            self.ghosts.forget(access.id);
+            self.enter(block, access.id, tag);
+        } else {
+            self.on_insert(block, access);
+        }
     }
 
     fn len(&self) -> usize {
@@ -572,5 +604,29 @@ mod tests {
         (0..9).for_each(|id| ghosts.remember(KeyHash(id)));
         ghosts.check();
         assert_eq!(ghosts.remembered.len(), 2);
+    }
+
+    #[test]
+    fn s3fifo_saves_pending_blocks_as_small_then_the_small_queue_then_the_main_queue() {
+        let mut policy = filled(10);
+        hit(&mut policy, 0, 2);
+        hit(&mut policy, 4, 1);
+        assert_eq!(policy.victim(&mut |_| true), Some(BlockIx(1)));
+        policy.evict_small(&mut Search::new(&mut |block| block.0 == 5));
+        hit(&mut policy, 0, 1);
+        let mut saved = Vec::new();
+        policy.save(&mut |block, tag| saved.push((block.0, tag)));
+        let small = [(2, SMALL), (3, SMALL), (4, SMALL + 1)];
+        assert_eq!(saved[..4], [&[(5, SMALL)], &small[..]].concat());
+        assert_eq!(saved[saved.len() - 1], (0, MAIN + 1));
+    }
+
+    #[test]
+    fn s3fifo_restored_block_leaves_no_ghost_behind() {
+        let mut policy = filled(10);
+        assert_eq!(policy.victim(&mut |_| true), Some(BlockIx(0)));
+        policy.restore(BlockIx(0), SMALL + 1, &access(0));
+        assert!(policy.ghosts.remembered.is_empty());
+        assert_eq!((policy.states[0], policy.small.len()), (SMALL + 1, 10));
     }
 }

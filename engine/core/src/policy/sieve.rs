@@ -15,6 +15,16 @@ use terrace_types::{Access, BlockIx};
 use super::list::{Links, List, Search};
 use super::{Policy, PolicyBytes, PolicyConfig, PolicyError};
 
+/// Bit in the tag of a block whose mark is set.
+const TAG_READ: u8 = 1 << 4;
+/// Bit in the tags of the block at the hand and of all newer ones. Were the hand's block alone
+/// to have it, the hand would be lost with that block; so it is at the next newer one, where it
+/// would have gone.
+///
+/// No other policy built in gives tags with these bits, so that after a change of policy nothing
+/// is read into its tags.
+const TAG_AHEAD: u8 = 1 << 5;
+
 /// FIFO with a hand. A hit sets one byte.
 pub struct Sieve {
     links: Links,
@@ -98,6 +108,28 @@ impl Policy for Sieve {
         Some(victim)
     }
 
+    fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
+        let mut ahead = 0;
+        for block in self.links.oldest_first(&self.queue) {
+            if self.hand == Some(block) {
+                ahead = TAG_AHEAD;
+            }
+            let was_read = self.was_read[block.0 as usize];
+            visit(block, ahead | if was_read { TAG_READ } else { 0 });
+        }
+    }
+
+    fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
+        self.on_insert(block, access);
+        if tag & !(TAG_READ | TAG_AHEAD) != 0 {
+            return;
+        }
+        self.was_read[block.0 as usize] = tag & TAG_READ != 0;
+        if tag & TAG_AHEAD != 0 && self.hand.is_none() {
+            self.hand = Some(block);
+        }
+    }
+
     fn len(&self) -> usize {
         self.queue.len()
     }
@@ -143,7 +175,7 @@ mod tests {
     fn sieve_of(count: u32) -> Sieve {
         let config = PolicyConfig {
             capacity_blocks: count as usize,
-            blocks_max: count,
+            blocks_max: 4,
         };
         let mut sieve = Sieve::new(config).unwrap();
         (0..count).for_each(|number| sieve.on_insert(BlockIx(number), &ACCESS));
@@ -198,5 +230,28 @@ mod tests {
         (0..3).for_each(|number| sieve.on_hit(BlockIx(number), &ACCESS));
         assert_eq!(sieve.victim(&mut |block| block.0 == 1), Some(BlockIx(1)));
         assert_eq!(&sieve.was_read[..], [true, false, true]);
+    }
+
+    #[test]
+    fn sieve_hand_at_a_block_that_is_lost_is_restored_at_the_next_newer() {
+        let mut sieve = sieve_of(4);
+        assert_eq!(sieve.victim(&mut |block| block.0 == 1), Some(BlockIx(1)));
+        assert_eq!(sieve.hand, Some(BlockIx(2)));
+        let mut restored = sieve_of(0);
+        sieve.save(&mut |block, tag| {
+            if block != BlockIx(2) {
+                restored.restore(block, tag, &ACCESS);
+            }
+        });
+        assert_eq!(restored.hand, Some(BlockIx(3)));
+        assert_eq!(drain(restored), [3, 0]);
+    }
+
+    #[test]
+    fn sieve_tag_with_other_bits_counts_as_none() {
+        let mut sieve = sieve_of(1);
+        sieve.on_remove(BlockIx(0));
+        sieve.restore(BlockIx(0), TAG_READ | TAG_AHEAD | 1, &ACCESS);
+        assert_eq!((sieve.was_read[0], sieve.hand), (false, None));
     }
 }

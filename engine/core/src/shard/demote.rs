@@ -155,7 +155,7 @@ impl Shard {
             self.start_reclaim();
             // Nothing stored is dropped because devices are slow: puts wait, and say so.
             let deadline = self.runtime.now() + self.config.nvme.io_deadline;
-            tier.room(len, deadline).await?;
+            tier.room(len, None, deadline).await?;
             if self.unavailable().is_some() {
                 return Err(TierError::Closing);
             }
@@ -282,6 +282,7 @@ impl State {
                 len,
                 hint: *hint,
                 sequence: None,
+                from: None,
             },
             buffer,
         )?;

@@ -340,6 +340,16 @@ impl Shard {
             gauges: state.gauges(),
             backing: self.shared.arena().backing(),
             fenced: self.fenced.get(),
+            nvme: self
+                .tier
+                .as_ref()
+                .map_or_else(Vec::new, |tier| tier.gauges()),
+            rings: self
+                .io
+                .borrow()
+                .as_ref()
+                .map_or_else(Vec::new, ShardIo::reports),
+            recovery: self.recovery.get(),
         }
     }
 

@@ -168,6 +168,7 @@ impl Shard {
             len,
             hint: Hint::default(),
             sequence: None,
+            from: None,
         };
         let mut buffer = IoBuffer::Owned(memory);
         loop {
@@ -177,7 +178,7 @@ impl Shard {
             }
             self.start_reclaim();
             let deadline = self.runtime.now() + self.config.nvme.io_deadline;
-            tier.room(len, deadline).await?;
+            tier.room(len, None, deadline).await?;
         }
     }
 

@@ -163,17 +163,20 @@ impl Shard {
             kept.extend(state.worth_keeping(self, tier, entry, segment));
         });
         drop(state);
-        if tier.is_draining(segment) {
-            return kept;
-        }
         kept.sort_by_key(|kept| kept.rank);
-        let mut left = tier.segment_len(segment) / KEEP_DENOMINATOR * KEEP_NUMERATOR;
+        let most = tier.segment_len(segment) / KEEP_DENOMINATOR * KEEP_NUMERATOR;
+        let mut left = match tier.keep_room(segment) {
+            u64::MAX => u64::MAX,
+            room => room.min(most),
+        };
         kept.retain(|kept| {
             let len = u64::from(kept.len).next_multiple_of(terrace_nvme::UNIT);
             let fits = len <= left;
-            left = left.saturating_sub(len);
+            left = if fits { left - len } else { left };
             fits
         });
+        let units = kept.iter().map(|kept| kept.len.div_ceil(terrace_nvme::UNIT as u32));
+        tier.set_aside(segment, units.sum(), kept.len() as u32);
         kept
     }
 
@@ -205,6 +208,7 @@ impl Shard {
             len: kept.len,
             hint: kept.hint,
             sequence: Some(kept.sequence),
+            from: Some(tier.split(kept.location).0),
         };
         loop {
             if !self.still_at(kept) {
@@ -215,7 +219,7 @@ impl Shard {
                 Err(back) => buffer = back,
             }
             let deadline = self.runtime.now() + self.config.nvme.io_deadline;
-            tier.room(kept.len, deadline).await.ok()?;
+            tier.room(kept.len, record.from, deadline).await.ok()?;
         }
     }
 

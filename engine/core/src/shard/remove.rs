@@ -98,6 +98,7 @@ impl Shard {
             len: 0,
             hint: Hint::default(),
             sequence: Some(tombstone.sequence),
+            from: None,
         };
         loop {
             if let Ok(placed) = tier.try_place(&record, IoBuffer::None) {
@@ -106,7 +107,7 @@ impl Shard {
             }
             self.start_reclaim();
             let deadline = self.runtime.now() + self.config.nvme.io_deadline;
-            tier.room(0, deadline).await?;
+            tier.room(0, None, deadline).await?;
         }
     }
 

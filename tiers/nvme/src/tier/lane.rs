@@ -66,6 +66,8 @@ pub(super) struct Lane {
     pub(super) sealed: VecDeque<SegmentIx>,
     /// A segment is being made ready.
     pub(super) preparing: bool,
+    /// Units of the open segment that are set aside for what reclaim keeps.
+    pub(super) reserved: u32,
     next: u64,
     complete: u64,
     /// Whether the writes from `complete` on are complete.
@@ -94,6 +96,7 @@ impl Lane {
             free: VecDeque::new(),
             sealed: VecDeque::new(),
             preparing: false,
+            reserved: 0,
             next: 0,
             complete: 0,
             pending: VecDeque::new(),

@@ -123,6 +123,9 @@ pub enum TierError {
     /// No device takes writes any more.
     #[error("no device takes writes")]
     ReadOnly,
+    /// What was set aside for kept blocks is used up.
+    #[error("no room is left for what is kept")]
+    NoRoom,
     /// The tier's shard ends.
     #[error("the tier is being closed")]
     Closing,

@@ -8,7 +8,7 @@ use terrace_types::limits::{KEY_LEN_MAX, NAMESPACE_LEN_MAX};
 use terrace_types::{Checksum, Hint, Nanos};
 
 use super::lane::{Lane, OpenFrame, OpenSegment};
-use super::segments::{Location, Phase};
+use super::segments::{Location, Phase, SegmentIx};
 use super::{NvmeTier, SEGMENT_OVERHEAD_UNITS, State, TierError, units_of};
 use crate::UNIT;
 use crate::buffer::{AlignedBuffer, IoBuffer};
@@ -38,6 +38,9 @@ pub struct Record<'a> {
     pub hint: Hint,
     /// Its sequence, when it is written again; `None` draws a new one.
     pub sequence: Option<Sequence>,
+    /// The segment it is moved out of by reclaim: it goes to the same device, into room that
+    /// was set aside for it.
+    pub from: Option<SegmentIx>,
 }
 
 /// A write that can be waited for.
@@ -59,25 +62,17 @@ pub struct Placed {
 impl NvmeTier {
     /// Whether a record could be placed now: there is room, and writes have their turn.
     #[must_use]
-    pub fn has_room(&self, len: u32) -> bool {
+    pub fn has_room(&self, len: u32, from: Option<SegmentIx>) -> bool {
         let state = self.state.borrow();
-        (0..state.lanes.len()).any(|lane| self.lane_takes(&state, lane, units_of(u64::from(len))))
+        let units = units_of(u64::from(len));
+        (0..state.lanes.len()).any(|lane| self.lane_takes(&state, lane, units, from))
     }
 
-    fn lane_takes(&self, state: &State, at: usize, units: u32) -> bool {
+    fn lane_takes(&self, state: &State, at: usize, units: u32, from: Option<SegmentIx>) -> bool {
         let lane = &state.lanes[at];
-        if !lane.takes_blocks() || lane.bytes_in_flight >= self.write_window(lane) {
-            return false;
-        }
-        let ready = || {
-            let next = lane.ready.front();
-            u64::from(units) + SEGMENT_OVERHEAD_UNITS <= u64::from(lane.units)
-                && next.is_some_and(|ix| state.segments.get(*ix).readers == 0)
-        };
-        match &lane.open {
-            Some(open) => fits(lane, open, units) || ready(),
-            None => ready(),
-        }
+        lane.takes_blocks()
+            && lane.bytes_in_flight < self.write_window(lane)
+            && state.lane_fits(at, units, from)
     }
 
     /// Bytes of writes that may be under way: fewer while callers wait for reads.
@@ -93,7 +88,13 @@ impl NvmeTier {
     ///
     /// # Errors
     /// [`TierError::TooLarge`], or [`TierError::ReadOnly`] when no device takes writes.
-    pub async fn room(&self, len: u32, deadline: Nanos) -> Result<bool, TierError> {
+    /// [`TierError::NoRoom`] when what was set aside at reclaim is used up.
+    pub async fn room(
+        &self,
+        len: u32,
+        from: Option<SegmentIx>,
+        deadline: Nanos,
+    ) -> Result<bool, TierError> {
         if u64::from(len) > self.block_len_max() {
             let any = self.state.borrow().lanes.iter().any(Lane::takes_blocks);
             return Err(if any {
@@ -102,16 +103,17 @@ impl NvmeTier {
                 TierError::ReadOnly
             });
         }
-        if self.has_room(len) {
+        if self.has_room(len, from) {
             return Ok(true);
         }
+        self.check_room_aside(len, from)?;
         self.state.borrow_mut().counters[0].write_waits += 1;
         let late = async {
             self.tasks.sleep_until(deadline).await;
             Ok(false)
         };
         let room = poll_fn(|context| {
-            if self.has_room(len) {
+            if self.has_room(len, from) {
                 return Poll::Ready(Ok(true));
             }
             let mut state = self.state.borrow_mut();
@@ -123,6 +125,18 @@ impl NvmeTier {
             Poll::Pending
         });
         first(room, late).await
+    }
+
+    /// Reclaim does not wait for a segment to be made ready: it is what makes them so.
+    fn check_room_aside(&self, len: u32, from: Option<SegmentIx>) -> Result<(), TierError> {
+        let Some(from) = from else { return Ok(()) };
+        let state = self.state.borrow();
+        let lane = state.segments.get(from).lane;
+        let fits = state.lane_fits(lane, units_of(u64::from(len)), Some(from));
+        if fits || state.lanes[lane].draining {
+            return Ok(());
+        }
+        Err(TierError::NoRoom)
     }
 
     /// Appends a record and begins its write. Gives `buffer` back when there is no room now:
@@ -140,7 +154,7 @@ impl NvmeTier {
             let mut state = self.state.borrow_mut();
             let count = state.lanes.len();
             let order = (0..count).map(|step| (state.turn + step) % count);
-            let mut takers = order.filter(|lane| self.lane_takes(&state, *lane, units));
+            let mut takers = order.filter(|lane| self.lane_takes(&state, *lane, units, record.from));
             let Some(lane) = takers.next() else {
                 return Err(buffer);
             };
@@ -230,6 +244,9 @@ impl NvmeTier {
             frame.payloads.push(payload);
             frame.payload_bytes += u64::from(len);
             lane.bytes_in_flight += u64::from(len);
+            if record.from.is_some() {
+                lane.reserved = lane.reserved.saturating_sub(units);
+            }
             open.end += units;
         }
         let close = frame.payload_bytes >= self.config.frame_bytes;
@@ -272,10 +289,29 @@ fn count(counters: &mut super::TierCounters, record: &Record<'_>, units: u32) {
 fn fits(lane: &Lane, open: &OpenSegment, units: u32) -> bool {
     let head = units_of(u64::from(FRAME_HEAD_LEN));
     let footer = units_of(u64::from(open.footer.len_after(ENTRY_LEN_MAX)));
-    open.end + head + units + footer <= lane.units
+    let end = u64::from(open.end) + u64::from(head) + u64::from(units) + u64::from(footer);
+    end <= u64::from(lane.units)
 }
 
 impl State {
+    /// Whether a device has room for a payload of `units`, but for what is set aside.
+    fn lane_fits(&self, at: usize, units: u32, from: Option<SegmentIx>) -> bool {
+        let lane = &self.lanes[at];
+        let mut aside = lane.reserved;
+        if let Some(from) = from.map(|from| self.segments.get(from)) {
+            if from.lane == at {
+                aside = 0;
+            } else if !self.lanes[from.lane].draining {
+                return false;
+            }
+        }
+        let next = lane.ready.front();
+        let ready = u64::from(units) + SEGMENT_OVERHEAD_UNITS <= u64::from(lane.units)
+            && next.is_some_and(|ix| self.segments.get(*ix).readers == 0);
+        let open = lane.open.as_ref();
+        ready || open.is_some_and(|open| fits(lane, open, units.saturating_add(aside)))
+    }
+
     /// Opens the next ready segment of a lane.
     fn open_segment(&mut self, at: usize) {
         let lane = &mut self.lanes[at];
@@ -291,6 +327,16 @@ impl State {
             frame: None,
         });
     }
+}
+
+/// Bytes of payload that the open segment of a device still takes, frame heads and the footer's
+/// growth allowed for.
+pub(super) fn payload_room(lane: &Lane) -> u64 {
+    let Some(open) = &lane.open else { return 0 };
+    let free = lane.units.saturating_sub(open.end);
+    let footer = units_of(u64::from(open.footer.len_bytes()));
+    let overhead = footer + free / 32 + 8;
+    u64::from(free.saturating_sub(overhead)) * UNIT
 }
 
 /// The output of whichever future ends first.

@@ -7,6 +7,7 @@ use std::task::Poll;
 
 use super::commit::footer_units;
 use super::lane::Health;
+use super::place::payload_room;
 use super::segments::{Phase, SegmentIx};
 use super::{Contents, NvmeTier, TierError};
 use crate::UNIT;
@@ -53,6 +54,8 @@ impl NvmeTier {
             if let Some(oldest) = oldest.filter(|ix| sealed(*ix)) {
                 lane.sealed.pop_front();
                 lane.preparing = true;
+                // Until it is known what is kept, all room that is left is set aside for it.
+                lane.reserved = u32::MAX;
                 state.segments.get_mut(oldest).transition(Phase::Reclaiming);
                 return Some(Next::Oldest(oldest));
             }
@@ -112,6 +115,8 @@ impl NvmeTier {
                 state.lanes[lane].sealed.push_front(segment);
             }
             state.lanes[lane].preparing = false;
+            state.lanes[lane].reserved = 0;
+            state.lanes[lane].wake();
         }
         outcome
     }
@@ -133,6 +138,31 @@ impl NvmeTier {
             lane.ready.push_back(segment);
         }
         lane.preparing = false;
+        lane.reserved = 0;
+        lane.wake();
+    }
+
+    /// Bytes of payload that can be kept of a segment that is being reclaimed.
+    #[must_use]
+    pub fn keep_room(&self, segment: SegmentIx) -> u64 {
+        let state = self.state.borrow();
+        let lane = &state.lanes[state.segments.get(segment).lane];
+        if lane.draining {
+            return u64::MAX;
+        }
+        payload_room(lane)
+    }
+
+    /// Sets room aside for `units` of payload in `count` records that are kept of a segment;
+    /// the rest of the room is free for others again.
+    pub fn set_aside(&self, segment: SegmentIx, units: u32, count: u32) {
+        let mut state = self.state.borrow_mut();
+        let at = state.segments.get(segment).lane;
+        let lane = &mut state.lanes[at];
+        if !lane.draining {
+            // Heads of frames by bytes and by entries, and what the footer grows by.
+            lane.reserved = units + units / 64 + count / 4 + 8;
+        }
         lane.wake();
     }
 

@@ -82,3 +82,17 @@ pub struct DeviceGauges {
     /// What it did.
     pub counters: TierCounters,
 }
+
+impl DeviceGauges {
+    /// Adds another shard's share of the same device.
+    pub fn add(&mut self, other: &Self) {
+        self.health = self.health.max(other.health);
+        self.draining |= other.draining;
+        self.bytes += other.bytes;
+        self.segments_free += other.segments_free;
+        self.segments_used += other.segments_used;
+        self.live_bytes += other.live_bytes;
+        self.late += other.late;
+        self.counters.add(&other.counters);
+    }
+}

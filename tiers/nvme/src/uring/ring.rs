@@ -273,6 +273,48 @@ impl Ring {
         }
     }
 
+    /// Hands over as much as the kernel's queue holds, and sleeps until `awaited` completions
+    /// can be reaped. True when the kernel may take more at once.
+    fn hand_over(&self, io: &mut IoUring, awaited: usize) -> bool {
+        let sq_poll = self.report.get().sq_poll;
+        self.fill(io);
+        self.count(|counts| counts.enters += 1);
+        match io.submit_and_wait(awaited) {
+            Ok(taken) => {
+                // With a thread of the kernel's, what is in its queue is on its way.
+                let taken = if sq_poll { self.unsent.get() } else { taken };
+                self.unsent.set(self.unsent.get() - taken);
+                self.count(|counts| counts.submitted += taken as u64);
+                taken > 0 && !sq_poll
+            }
+            Err(error) => {
+                if !matches!(
+                    error.raw_os_error(),
+                    Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)
+                ) {
+                    tracing::error!(%error, "the kernel refuses a ring's submissions");
+                    let errno = error.raw_os_error();
+                    self.broken.set(Some(errno.unwrap_or(libc::EIO)));
+                }
+                false
+            }
+        }
+    }
+
+    /// Hands over what is queued and sleeps until something can be reaped, by one call: for a
+    /// thread that has nothing but this ring to wait for. Returns at once when nothing is under
+    /// way, and early when a signal comes. Deadlines are not looked at meanwhile.
+    pub fn submit_and_wait(&self) {
+        let mut io = self.io.borrow_mut();
+        let entries = self.report.get().sq_entries as usize;
+        while self.queue.borrow().len() + self.unsent.get() > entries
+            && self.hand_over(&mut io, 0)
+        {}
+        if self.pending.get() > 0 && self.broken.get().is_none() {
+            self.hand_over(&mut io, 1);
+        }
+    }
+
     /// Lets the kernel poll the device, or run completions that it put off.
     fn ask_kernel(&self, io: &mut IoUring) {
         let put_off = io.submission().taskrun();
@@ -299,30 +341,8 @@ impl IoBackend for Ring {
     }
 
     fn submit(&self) {
-        let sq_poll = self.report.get().sq_poll;
         let mut io = self.io.borrow_mut();
-        while self.has_queued() {
-            self.fill(&mut io);
-            self.count(|counts| counts.enters += 1);
-            match io.submit() {
-                Ok(taken) => {
-                    // With a thread of the kernel's, what is in its queue is on its way.
-                    let taken = if sq_poll { self.unsent.get() } else { taken };
-                    self.unsent.set(self.unsent.get() - taken);
-                    self.count(|counts| counts.submitted += taken as u64);
-                    if taken == 0 || sq_poll {
-                        break;
-                    }
-                }
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => break,
-                    errno => {
-                        tracing::error!(%error, "the kernel refuses a ring's submissions");
-                        self.broken.set(Some(errno.unwrap_or(libc::EIO)));
-                    }
-                },
-            }
-        }
+        while self.has_queued() && self.hand_over(&mut io, 0) {}
         drop(io);
         if self.has_queued() {
             self.wake_queued();
