@@ -540,8 +540,8 @@ fn shard_that_panics_is_fenced_and_the_rest_lives() {
             assert!(block[..] == value(*number, 4096)[..], "pins stay valid");
         }
         let stats = engine.stats().await;
-        assert!(stats.shards[fenced].unwrap().fenced);
-        assert!(!stats.shards[1 - fenced].unwrap().fenced);
+        assert!(stats.shards[fenced].clone().unwrap().fenced);
+        assert!(!stats.shards[1 - fenced].clone().unwrap().fenced);
         engine.close(Duration::from_secs(5)).await;
         assert!(
             pins.iter()

@@ -152,6 +152,24 @@ impl Sim {
     }
 }
 
+impl Drop for Sim {
+    /// Drops the tasks that are left: they hold the runtime, and it would hold them for ever.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        loop {
+            let tasks = self.state.tasks.take();
+            if tasks.is_empty() {
+                break;
+            }
+            drop(tasks);
+        }
+        drop(self.state.timers.take());
+        drop(self.state.waits.take());
+    }
+}
+
 impl State {
     fn wake(&self, id: u64) {
         self.ready

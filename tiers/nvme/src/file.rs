@@ -16,6 +16,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use content::Content;
 pub use errors::OpenError;
@@ -313,15 +314,35 @@ fn check_len(spec: &DeviceSpec, actual: u64) -> Result<(), OpenError> {
     }
 }
 
+/// How long a lock is waited for whose holder is dead: the kernel takes a while to end the rings
+/// of a killed process, and they keep its files.
+const DEAD_HOLDER_WAIT: Duration = Duration::from_secs(5);
+/// How often it is looked at.
+const DEAD_HOLDER_STEP: Duration = Duration::from_millis(5);
+
 fn lock(path: &Path, file: &File) -> Result<(), OpenError> {
     use std::fs::TryLockError;
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(OpenError::Locked {
-            path: path.to_owned(),
-            holder: errors::lock_holder(file),
-        }),
-        Err(TryLockError::Error(error)) => Err(OpenError::os(path, "lock", error)),
+    let mut waited = Duration::ZERO;
+    loop {
+        let holder = match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => errors::lock_holder(file),
+            Err(TryLockError::Error(error)) => return Err(OpenError::os(path, "lock", error)),
+        };
+        let alive =
+            holder.is_some_and(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok());
+        if alive || waited >= DEAD_HOLDER_WAIT {
+            return Err(OpenError::Locked {
+                path: path.to_owned(),
+                holder,
+            });
+        }
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the kernel tells no one when a lock of the dead is free"
+        )]
+        std::thread::sleep(DEAD_HOLDER_STEP);
+        waited += DEAD_HOLDER_STEP;
     }
 }
 

@@ -1,8 +1,10 @@
-//! The parts of `terrace-bench`: traces, payloads that can be verified, and the replay.
+//! The parts of `terrace-bench`: traces, payloads that can be verified, the replay, and what
+//! the layers below the engine do by themselves.
 
 #![forbid(unsafe_code)]
 
 pub mod payload;
+pub mod raw;
 pub mod replay;
 pub mod report;
 pub mod trace;

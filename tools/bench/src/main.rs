@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
+use terrace_bench::raw::{self, Mode, RawOptions, Rw};
 use terrace_bench::replay::{self, NvmeOptions, ReplayOptions, Speed};
 use terrace_bench::report;
 use terrace_bench::trace::{SynthConfig, Trace};
@@ -28,6 +29,8 @@ enum Command {
     Replay(ReplayArgs),
     /// Open an engine, say `ready`, leave it alone, and print the CPU time that took.
     Idle(IdleArgs),
+    /// Compare a bare ring, the ring beside the executor, and the engine on one device.
+    Raw(RawArgs),
 }
 
 #[derive(Parser)]
@@ -147,6 +150,67 @@ struct ReplayArgs {
     json: bool,
 }
 
+#[derive(Parser)]
+struct RawArgs {
+    /// File or block device. A file that is not there is made and written once.
+    path: PathBuf,
+    /// Length of a file that is made, 4 GiB without it; one that is there must have it.
+    #[arg(long, value_name = "SIZE")]
+    size: Option<ByteLen>,
+    /// What is done to the device.
+    #[arg(long, value_enum, default_value = "randread")]
+    rw: Rw,
+    /// Lengths of operations.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_delimiter = ',',
+        default_value = "64KiB,256KiB,1MiB"
+    )]
+    bs: Vec<ByteLen>,
+    /// Operations in flight.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32")]
+    iodepth: Vec<usize>,
+    /// Turns of all modes; medians over them are reported.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How long a mode is measured in a round.
+    #[arg(long, default_value = "2")]
+    seconds: f64,
+    /// What drives the device. Shares are those of `ring`.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "ring,hybrid,engine"
+    )]
+    modes: Vec<Mode>,
+    /// Bytes between flushes of the ring's durable writes. Without it as many as the engine has
+    /// between its own, or 1 MiB when no engine takes part.
+    #[arg(long, value_name = "SIZE")]
+    flush_every: Option<ByteLen>,
+    /// Memory that operations go round in, and DRAM of the engine; by default eight times what
+    /// is in flight, and 64 MiB at least.
+    #[arg(long, value_name = "SIZE")]
+    dram: Option<ByteLen>,
+    /// Where the engine's own data set is made; PATH.engine without it. A file that this run
+    /// made is removed at its end.
+    #[arg(long, value_name = "PATH")]
+    engine_path: Option<PathBuf>,
+    /// Write over a block device, a data set, or anything else that this tool did not write.
+    #[arg(long)]
+    overwrite: bool,
+    /// Whether memory must lie on hugepages.
+    #[arg(long, value_enum, default_value = "prefer")]
+    hugepages: Hugepages,
+    /// Complete operations by polling the device.
+    #[arg(long)]
+    io_poll: bool,
+    /// Print one JSON object on stdout and nothing else there.
+    #[arg(long)]
+    json: bool,
+}
+
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
@@ -158,6 +222,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Replay(args) => run_replay(&args),
         Command::Idle(args) => run_idle(&args).map(|()| 0),
+        Command::Raw(args) => run_raw(&args).map(|()| 0),
     };
     match outcome {
         Ok(0) => ExitCode::SUCCESS,
@@ -233,5 +298,34 @@ fn run_idle(args: &IdleArgs) -> anyhow::Result<()> {
         args.seconds,
         engine.shards()
     ));
+    Ok(())
+}
+
+fn run_raw(args: &RawArgs) -> anyhow::Result<()> {
+    let seconds = args.seconds;
+    let span = std::time::Duration::try_from_secs_f64(seconds)
+        .with_context(|| format!("--seconds is {seconds}; allowed is 0.01 to 3600"))?;
+    let options = RawOptions {
+        path: args.path.clone(),
+        file_len: args.size.map(|len| len.0),
+        rw: args.rw,
+        lens: args.bs.iter().map(|len| len.0).collect(),
+        depths: args.iodepth.clone(),
+        rounds: args.rounds,
+        span,
+        modes: args.modes.clone(),
+        flush_every: args.flush_every.map(|len| len.0),
+        dram: args.dram.map(|len| len.0),
+        engine_path: args.engine_path.clone(),
+        hugepages: args.hugepages.into(),
+        io_poll: args.io_poll,
+        overwrite: args.overwrite,
+    };
+    let outcome = raw::run(&options)?;
+    if args.json {
+        raw::print_json(&options, &outcome)?;
+    } else {
+        raw::print_table(&options, &outcome);
+    }
     Ok(())
 }

@@ -79,6 +79,10 @@ impl Default for EngineConfig {
     }
 }
 
+/// Unpinned shards for each processor: a data set written on a larger machine opens on one with
+/// half the processors, and slower.
+const SHARDS_PER_CPU_MAX: usize = 2;
+
 /// A duration no wait may exceed: promise 8 allows no unbounded one.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
@@ -95,8 +99,12 @@ impl EngineConfig {
             (1..=SHARDS_MAX).contains(&self.shards),
             || format!("1 to {SHARDS_MAX}"),
         )?;
-        check("shards", self.shards, self.shards <= cpus, || {
-            format!("at most {cpus}, the processors this process may run on")
+        let per_cpu = match self.pinning {
+            Pinning::Pinned => 1,
+            Pinning::Unpinned => SHARDS_PER_CPU_MAX,
+        };
+        check("shards", self.shards, self.shards <= cpus * per_cpu, || {
+            format!("at most {per_cpu} for each of the {cpus} processors this process may run on")
         })?;
         let shards = self.shards as u64;
         let least = HUGEPAGE_LEN * shards;

@@ -51,6 +51,15 @@ pub(crate) struct ShardIo {
 }
 
 impl ShardIo {
+    /// What turns devices in memory; for simulations.
+    #[cfg(test)]
+    pub(crate) const fn of_drivers(drivers: Vec<Driver>) -> Self {
+        Self {
+            drivers,
+            rings: Vec::new(),
+        }
+    }
+
     /// Operations under way.
     pub(crate) fn in_flight(&self) -> usize {
         self.rings.iter().map(|ring| ring.in_flight()).sum()

@@ -499,4 +499,8 @@ impl State {
 }
 
 #[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
 mod sim_tests;
+#[cfg(test)]
+mod sim_world;

@@ -175,7 +175,9 @@ impl Shard {
             left = if fits { left - len } else { left };
             fits
         });
-        let units = kept.iter().map(|kept| kept.len.div_ceil(terrace_nvme::UNIT as u32));
+        let units = kept
+            .iter()
+            .map(|kept| kept.len.div_ceil(terrace_nvme::UNIT as u32));
         tier.set_aside(segment, units.sum(), kept.len() as u32);
         kept
     }

@@ -21,6 +21,24 @@ pub(super) enum Room {
     None,
 }
 
+/// Counts a wait for room, for as long as somebody waits: its caller may give it up.
+struct RoomWaiter<'a>(&'a Shard);
+
+impl<'a> RoomWaiter<'a> {
+    fn new(shard: &'a Shard) -> Self {
+        shard.state.borrow_mut().room_waiters += 1;
+        Self(shard)
+    }
+}
+
+impl Drop for RoomWaiter<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut state) = self.0.state.try_borrow_mut() {
+            state.room_waiters -= 1;
+        }
+    }
+}
+
 impl Shard {
     /// A slot for a block of `len` bytes, waiting until `deadline` at most.
     pub(super) async fn room_for(self: &Rc<Self>, len: u64, deadline: Nanos) -> Option<SlotWriter> {
@@ -31,12 +49,11 @@ impl Shard {
             if let Some(writer) = self.try_room(len) {
                 return Some(writer);
             }
-            self.state.borrow_mut().room_waiters += 1;
-            let waited = self.wait_for_room(deadline).await;
-            self.state.borrow_mut().room_waiters -= 1;
-            if !waited {
+            let waits = RoomWaiter::new(self);
+            if !self.wait_for_room(deadline).await {
                 return None;
             }
+            drop(waits);
         }
     }
 

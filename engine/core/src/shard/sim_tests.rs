@@ -1,263 +1,422 @@
 //! Aim: a shard keeps its words in every order of its tasks. Method: clients on the deterministic
-//! runtime do random calls, each on keys of its own, over a tier below that is slow, fails, and
-//! damages bytes; a seed decides the order and the faults. A hit must be the client's last put; a
-//! failing seed is named.
+//! runtime do random calls, each on keys of its own, over devices in memory that are slow, fail,
+//! and damage bytes; a seed decides the order and the faults. A hit must be the client's last
+//! put; without faults nothing may be missing that was not told to be evicted. A failing seed is
+//! named.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::Duration;
 
+use terrace_nvme::format::SEGMENTS_START;
+use terrace_nvme::mem::{Fault, Kind, SeededFaults};
 use terrace_runtime::sim::Sim;
-use terrace_slab::{Arena, ArenaConfig, HugepageMode, SlotWriter};
-use terrace_types::{BlockKey, Lookup, Namespace, NamespaceName, PutOutcome};
+use terrace_types::{BlockKey, Lookup, PutOutcome};
 
+use super::sim_world::{Random, Spec, World, value};
 use super::*;
-use crate::below::{Demoted, MemTier, StoredBelow, TierError};
+use crate::config::WriteMode;
 
 const CLIENTS: u64 = 6;
-const STEPS: u64 = 120;
+const STEPS: u64 = 250;
+const KEYS: u64 = 15;
+/// Longer than any call may take in virtual time.
+const CALL_MAX: Duration = Duration::from_secs(20);
 
-struct Random(Cell<u64>);
+/// What goes wrong on the devices of a seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weather {
+    /// Operations take time, nothing else.
+    Fair,
+    /// Reads fail or return wrong bytes.
+    Reads,
+    /// Writes go astray, too, and nobody says so.
+    Silent,
+    /// Writes and flushes fail, too.
+    Failing,
+    /// All writes fail from some time on.
+    ReadOnly,
+}
 
-impl Random {
-    fn below(&self, bound: u64) -> u64 {
-        let state = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.0.set(state);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
+impl Weather {
+    fn of(seed: u64) -> Self {
+        match seed / policy::POLICY_NAMES.len() as u64 % 8 {
+            0..3 => Self::Fair,
+            3 | 4 => Self::Reads,
+            5 => Self::Silent,
+            6 => Self::Failing,
+            _ => Self::ReadOnly,
+        }
+    }
+
+    fn set(self, world: &World, seed: u64) {
+        let elsewhere = SEGMENTS_START + (64 << 10);
+        for (at, device) in world.devices.iter().enumerate() {
+            let seed = seed ^ (at as u64) << 32;
+            let latency = Duration::from_micros(20 + seed * 37 % 400);
+            let calm = SeededFaults::new(seed, latency, Vec::new());
+            let eio = Fault::Os { errno: 5 };
+            let rates = vec![
+                (20, eio),
+                (20, Fault::BitFlip { bit: seed * 7919 }),
+                (10, Fault::Short { done: 512 }),
+                (10, Fault::Stale),
+                (10, Fault::Misdirected { offset: elsewhere }),
+            ];
+            let mut reads = SeededFaults::new(seed ^ 1, latency, rates);
+            let rates = vec![
+                (10, Fault::BitFlip { bit: seed * 31 }),
+                (5, Fault::Torn { sectors: 1 }),
+                (5, Fault::Misdirected { offset: elsewhere }),
+            ];
+            let mut silent = SeededFaults::new(seed ^ 2, latency, rates);
+            let mut failing = SeededFaults::new(
+                seed ^ 3,
+                latency,
+                vec![(2, eio), (1, Fault::Short { done: 0 })],
+            );
+            let mut calm = calm;
+            let mut count = 0_u64;
+            let last = 50 + seed * 13 % 400;
+            device.set_plan(move |operation| {
+                count += 1;
+                let drawn = match operation.kind {
+                    Kind::Read if self != Self::Fair => reads.draw(operation),
+                    Kind::Write | Kind::Flush if self == Self::ReadOnly && count > last => {
+                        Fault::Os { errno: 5 }.into()
+                    }
+                    Kind::Write | Kind::Flush if self == Self::Failing => failing.draw(operation),
+                    Kind::Write if matches!(self, Self::Silent) => silent.draw(operation),
+                    _ => calm.draw(operation),
+                };
+                let mut drawn = drawn;
+                // A misdirected operation has to end on the device as well.
+                if matches!(drawn.fault, Some(Fault::Misdirected { .. }))
+                    && operation.len > 128 << 10
+                {
+                    drawn.fault = None;
+                }
+                drawn
+            });
+        }
     }
 }
 
-/// A tier that takes its time, and now and then fails or returns damaged bytes.
-struct Faulty {
-    inner: MemTier,
-    runtime: Rc<dyn Runtime>,
-    random: Random,
-}
-
-impl Faulty {
-    async fn pause(&self) {
-        let span = Duration::from_micros(self.random.below(200));
-        self.runtime.sleep_until(self.runtime.now() + span).await;
+fn spec(seed: u64, policy: &'static str) -> Spec {
+    let random = Random::new(seed ^ 0x7e57);
+    let devices = 1 + usize::from(random.one_in(3));
+    Spec {
+        policy,
+        segment_len: (256 << 10) << random.below(2),
+        segments: (0..devices).map(|_| 2 + random.below(8) as u32).collect(),
+        dram_blocks: 24,
+        keep_all: random.one_in(4),
+        write_mode: if random.one_in(4) {
+            WriteMode::Through
+        } else {
+            WriteMode::Back
+        },
+        io_deadline: Duration::from_millis(100),
     }
-}
-
-impl TierBelow for Faulty {
-    fn store<'a>(&'a self, block: Demoted<'a>) -> LocalFuture<'a, Result<StoredBelow, TierError>> {
-        Box::pin(async move {
-            self.pause().await;
-            if self.random.below(20) == 0 {
-                return Err(TierError::Failed);
-            }
-            self.inner.store(block).await
-        })
-    }
-
-    fn load(
-        &self,
-        location: u32,
-        writer: SlotWriter,
-    ) -> LocalFuture<'_, Result<SlotWriter, TierError>> {
-        Box::pin(async move {
-            self.pause().await;
-            if self.random.below(20) == 0 {
-                return Err(TierError::Failed);
-            }
-            let mut writer = self.inner.load(location, writer).await?;
-            if self.random.below(10) == 0 {
-                let at = self.random.below(writer.bytes().len() as u64) as usize;
-                writer.bytes_mut()[at] ^= 1 << self.random.below(8);
-            }
-            Ok(writer)
-        })
-    }
-
-    fn forget(&self, location: u32) {
-        self.inner.forget(location);
-    }
-
-    fn bytes(&self) -> u64 {
-        self.inner.bytes()
-    }
-}
-
-fn shard(sim: &Sim, seed: u64, policy: &str) -> Rc<Shard> {
-    let config = EngineConfig {
-        dram_bytes: 2 << 20,
-        dram_blocks: Some(24),
-        policy: policy.to_owned(),
-        busy_wait: Duration::from_millis(2),
-        ..EngineConfig::default()
-    };
-    let arena_config = ArenaConfig {
-        hugepages: HugepageMode::Off,
-        ..ArenaConfig::new(2 << 20)
-    };
-    let shared = ArenaShared::new(Arena::open(&arena_config).unwrap(), Box::new(|| ()));
-    let runtime = sim.runtime();
-    let mut made = Shard::new(0, 1, config, shared, runtime, &Plugins::default()).unwrap();
-    let tier = Faulty {
-        inner: MemTier::new(256 << 10),
-        runtime: sim.runtime(),
-        random: Random(Cell::new(seed ^ 0xabcd)),
-    };
-    Rc::get_mut(&mut made).unwrap().below = Some(Box::new(tier));
-    made
-}
-
-fn namespace(number: u16) -> Namespace {
-    Namespace::new(
-        1,
-        number,
-        &NamespaceName::new(&format!("n{number}")).unwrap(),
-    )
-}
-
-fn value(number: u64, version: u64) -> Vec<u8> {
-    let len = 1 + (number * 911 + version * 77) % 9000;
-    (0..len)
-        .map(|at| (number ^ (version << 3) ^ at) as u8)
-        .collect()
 }
 
 struct Client {
-    shard: Rc<Shard>,
+    world: Rc<World>,
     random: Random,
     id: u64,
+    seed: u64,
+    weather: Weather,
     last: HashMap<u64, u64>,
     version: u64,
-    wrong: u64,
     hits: u64,
 }
 
 impl Client {
     fn key(&self, number: u64) -> BlockKey {
-        namespace(self.id as u16)
-            .key(&number.to_le_bytes())
-            .unwrap()
+        self.world.key(&format!("n{}", self.id), number)
+    }
+
+    fn value(&self, number: u64, version: u64) -> Vec<u8> {
+        value(
+            self.id,
+            number,
+            version,
+            self.world.tier.block_len_max().min(260_000),
+        )
+    }
+
+    fn context(&self, what: &str) -> String {
+        format!(
+            "seed {}, {:?}, client {}: {what}",
+            self.seed, self.weather, self.id
+        )
     }
 
     async fn step(&mut self) {
-        let number = self.random.below(15);
+        let number = self.random.below(KEYS);
         let key = self.key(number);
-        match self.random.below(20) {
+        let world = Rc::clone(&self.world);
+        let shard = &world.shard;
+        match self.random.below(24) {
             0..8 => self.read(number, &key).await,
-            8..15 => {
-                let bytes = value(number, self.version);
-                let put = self.shard.put(&key, &bytes, &PutOptions::default()).await;
-                if matches!(put, PutOutcome::Stored { .. }) {
-                    self.last.insert(number, self.version);
-                }
-                self.version += 1;
-            }
-            15 => {
-                self.shard.remove(&key);
-                self.last.remove(&number);
-            }
-            16 => {
-                let ttl = Duration::from_micros(self.random.below(500));
-                let leased = self.shard.lease(&key, ttl, &GetOptions::default()).await;
-                if let (Lookup::Hit { value, .. }, 0) = (leased, self.random.below(2)) {
-                    self.shard.release(value.id);
-                }
-            }
+            8..12 => self.put(number, &key, Durability::Volatile).await,
+            12..15 => self.put(number, &key, Durability::Durable).await,
+            15 | 16 => self.remove(number, &key).await,
             17 => {
-                let _ = self.shard.remove_namespace(namespace(self.id as u16));
+                let ttl = Duration::from_micros(self.random.below(500));
+                let options = GetOptions::default();
+                let lease = shard.lease(&key, ttl, &options);
+                let leased = world
+                    .within(|| self.context("lease"), CALL_MAX, lease)
+                    .await;
+                if let (Lookup::Hit { value, .. }, 0) = (leased, self.random.below(2)) {
+                    shard.release(value.id);
+                }
+            }
+            18 if self.random.one_in(4) => {
+                let namespace = key.namespace();
+                let removal = shard.remove_namespace(namespace);
+                let removed = world
+                    .within(|| self.context("remove a namespace"), CALL_MAX, removal)
+                    .await;
+                assert!(removed.is_ok() || self.weather >= Weather::Failing);
                 self.last.clear();
             }
-            18 => {
+            18 | 19 => self.drop_one(number, &key).await,
+            20 => {
                 let options = GetOptions::default();
-                let read = self.shard.get(&key, &options);
-                drop(futures_lite::future::poll_once(read).await);
+                let ahead = shard.get_as(&key, &options, Arrival::Ahead);
+                let found = world
+                    .within(|| self.context("prefetch"), CALL_MAX, ahead)
+                    .await;
+                drop(found);
+            }
+            21 => {
+                let options = PutOptions::default();
+                let reserve = shard.reserve(&key, 5000, &options);
+                drop(
+                    world
+                        .within(|| self.context("reserve"), CALL_MAX, reserve)
+                        .await,
+                );
+            }
+            22 => {
+                shard.touch(&key, &GetOptions::default());
             }
             _ => {
-                let reserve = self.shard.reserve(&key, 5000, &PutOptions::default()).await;
-                drop(reserve);
+                world
+                    .sleep(Duration::from_micros(self.random.below(2000)))
+                    .await
+            }
+        }
+    }
+
+    async fn put(&mut self, number: u64, key: &BlockKey, durability: Durability) {
+        let bytes = self.value(number, self.version);
+        let options = PutOptions {
+            durability,
+            ..PutOptions::default()
+        };
+        let put = self.world.shard.put(key, &bytes, &options);
+        let put = self
+            .world
+            .within(|| self.context("put"), CALL_MAX, put)
+            .await;
+        if matches!(put, PutOutcome::Stored { .. }) {
+            self.last.insert(number, self.version);
+        }
+        if durability == Durability::Durable && self.weather == Weather::Fair {
+            let durable = match put {
+                PutOutcome::Stored { durable } | PutOutcome::AlreadyExists { durable } => durable,
+                _ => true,
+            };
+            let evicted = self.world.was_evicted(key);
+            assert!(
+                durable || evicted,
+                "{}",
+                self.context("a put is not durable")
+            );
+        }
+        if let PutOutcome::Rejected(reason) = put {
+            let legal =
+                matches!(reason, RejectReason::NotDurable) && self.weather >= Weather::Silent;
+            assert!(legal, "{}: {reason:?}", self.context("put"));
+        }
+        self.version += 1;
+    }
+
+    async fn remove(&mut self, number: u64, key: &BlockKey) {
+        let removal = self.world.shard.remove(key);
+        let found = self
+            .world
+            .within(|| self.context("remove"), CALL_MAX, removal)
+            .await;
+        let fails = matches!(found, Lookup::Unavailable(_));
+        assert!(
+            !fails || self.weather >= Weather::Silent,
+            "{}",
+            self.context("remove")
+        );
+        self.last.remove(&number);
+    }
+
+    /// Gives a call up in the middle.
+    async fn drop_one(&mut self, number: u64, key: &BlockKey) {
+        let shard = &self.world.shard;
+        let span = Duration::from_micros(self.random.below(300));
+        let late = self.world.sleep(span);
+        match self.random.below(4) {
+            0 => {
+                let options = GetOptions::default();
+                let read = async { drop(shard.get(key, &options).await) };
+                futures_lite::future::or(read, late).await;
+            }
+            1 => {
+                let removal = async { drop(shard.remove(key).await) };
+                futures_lite::future::or(removal, late).await;
+                self.last.remove(&number);
+            }
+            2 => {
+                let options = PutOptions::default();
+                let reserve = async { drop(shard.reserve(key, 9000, &options).await) };
+                futures_lite::future::or(reserve, late).await;
+            }
+            _ => {
+                let was_there = matches!(shard.exists(key), Lookup::Hit { .. });
+                let bytes = self.value(number, self.version);
+                let options = PutOptions {
+                    durability: Durability::Durable,
+                    ..PutOptions::default()
+                };
+                let put = async { drop(shard.put(key, &bytes, &options).await) };
+                futures_lite::future::or(put, late).await;
+                if !was_there && matches!(shard.exists(key), Lookup::Hit { .. }) {
+                    self.last.insert(number, self.version);
+                } else if !was_there {
+                    // Perhaps it was stored and evicted again.
+                    self.last.remove(&number);
+                }
+                self.version += 1;
             }
         }
     }
 
     async fn read(&mut self, number: u64, key: &BlockKey) {
-        let found = self.shard.get(key, &GetOptions::default()).await;
-        let Lookup::Hit { value: pin, .. } = found else {
-            return;
-        };
-        self.hits += 1;
-        let held = Duration::from_micros(self.random.below(100));
-        self.shard
-            .runtime
-            .sleep_until(self.shard.runtime.now() + held)
+        let options = GetOptions::default();
+        let read = self.world.shard.get(key, &options);
+        let found = self
+            .world
+            .within(|| self.context("get"), CALL_MAX, read)
             .await;
-        let expected = self
-            .last
-            .get(&number)
-            .map(|version| value(number, *version));
-        self.wrong += u64::from(expected.as_deref() != Some(&pin[..]));
+        let expected = self.last.get(&number).copied();
+        match found {
+            Lookup::Hit { value: pin, .. } => {
+                self.hits += 1;
+                let held = Duration::from_micros(self.random.below(100));
+                self.world.sleep(held).await;
+                let expected = expected.map(|version| self.value(number, version));
+                assert!(
+                    expected.as_deref() == Some(&pin[..]),
+                    "{}",
+                    self.context("wrong bytes")
+                );
+            }
+            Lookup::Miss if expected.is_some() => {
+                let told = self.weather != Weather::Fair || self.world.was_evicted(key);
+                assert!(told, "{}", self.context("a block is missing"));
+                self.last.remove(&number);
+            }
+            Lookup::Miss => {}
+            Lookup::Unavailable(reason) => {
+                let failed = reason == UnavailableReason::TierFailed;
+                let legal = !failed || self.weather != Weather::Fair;
+                assert!(legal, "{}", self.context("a read fails"));
+            }
+        }
     }
 }
 
-/// Runs one seed; returns hits, wrong hits and polls.
-fn run(seed: u64, policy: &str) -> (u64, u64, u64) {
+impl PartialOrd for Weather {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        (*self as u8).partial_cmp(&(*other as u8))
+    }
+}
+
+/// Runs one seed; returns hits, segments reclaimed, and polls.
+fn run(seed: u64) -> (u64, u64, u64) {
+    let policy = policy::POLICY_NAMES[seed as usize % policy::POLICY_NAMES.len()];
+    let spec = spec(seed, policy);
     let sim = Sim::new(seed);
-    let shard = shard(&sim, seed, policy);
+    let world = World::new(&sim, &spec, spec.blank(), 1);
+    let weather = Weather::of(seed);
+    weather.set(&world, seed);
+    sim.run(world.shard.recover(None));
     let clients = (0..CLIENTS).map(|id| {
-        let random = Random(Cell::new(seed.wrapping_mul(31) + id));
-        let shard = Rc::clone(&shard);
-        let (last, version) = (HashMap::new(), 1);
         let mut client = Client {
-            shard,
-            random,
+            world: Rc::clone(&world),
+            random: Random::new(seed.wrapping_mul(31) + id),
             id,
-            last,
-            version,
-            wrong: 0,
+            seed,
+            weather,
+            last: HashMap::new(),
+            version: 1,
             hits: 0,
         };
         async move {
             for _ in 0..STEPS {
                 client.step().await;
-                client.shard.tick();
+                client.world.shard.tick();
             }
-            (client.hits, client.wrong)
+            client.hits
         }
     });
-    let done = sim.run(futures_util::future::join_all(clients));
-    // Leases and tasks under way end by themselves.
-    let end = shard.runtime.now() + Duration::from_secs(1);
-    sim.run(shard.runtime.sleep_until(end));
-    assert!(!shard.is_fenced(), "seed {seed}, {policy}: a task panicked");
-    shard.check();
-    let gauges = shard.stats().gauges;
-    assert_eq!(
-        (gauges.pinned_bytes, gauges.writers, gauges.leases),
-        (0, 0, 0),
-        "seed {seed}"
-    );
-    let (hits, wrong) = done
+    let hits: u64 = sim
+        .run(futures_util::future::join_all(clients))
         .iter()
-        .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-    (hits, wrong, sim.steps())
+        .sum();
+    // Leases and tasks under way end by themselves.
+    sim.run(world.sleep(Duration::from_secs(2)));
+    world.check_idle(&format!("seed {seed}, {spec:?}, {weather:?}"));
+    let reclaimed = world.tier.counters().segments_reclaimed;
+    (hits, reclaimed, sim.steps())
+}
+
+pub(super) fn seeds(least: u64) -> std::ops::Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
+    if let Some(seed) = number("TERRACE_SIM_SEED") {
+        return seed..seed + 1;
+    }
+    0..number("TERRACE_SIM_SEEDS").unwrap_or(least)
 }
 
 #[test]
 fn shard_under_faults_and_any_order_returns_no_wrong_bytes() {
     // More seeds by command: TERRACE_SIM_SEEDS=10000 cargo test -p terrace-engine sim_tests
-    let seeds = std::env::var("TERRACE_SIM_SEEDS")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(100);
-    let mut hits = 0;
-    for seed in 0..seeds {
-        let policy = policy::POLICY_NAMES[seed as usize % policy::POLICY_NAMES.len()];
-        let (found, wrong, _) = run(seed, policy);
-        assert_eq!(wrong, 0, "seed {seed}, {policy}");
+    let (mut hits, mut reclaimed) = (0, 0);
+    let seeds = seeds(100);
+    let count = seeds.end - seeds.start;
+    for seed in seeds {
+        let run = std::panic::AssertUnwindSafe(|| run(seed));
+        let (found, segments, _) = match std::panic::catch_unwind(run) {
+            Ok(done) => done,
+            Err(panic) => panic!(
+                "seed {seed}: {}",
+                terrace_runtime::executor::panic_message(&*panic)
+            ),
+        };
         hits += found;
+        reclaimed += segments;
     }
-    assert!(hits > seeds * 20, "the test must exercise hits: {hits}");
+    if count == 1 {
+        return;
+    }
+    assert!(hits > count * 20, "the test must exercise hits: {hits}");
+    assert!(
+        reclaimed > count,
+        "the test must exercise reclaim: {reclaimed}"
+    );
 }
 
 #[test]
 fn simulation_of_one_seed_repeats_step_by_step() {
-    assert_eq!(run(7, "LRU"), run(7, "LRU"));
+    assert_eq!(run(7), run(7));
 }

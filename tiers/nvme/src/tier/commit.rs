@@ -77,8 +77,9 @@ impl NvmeTier {
     pub fn is_durable(&self, location: Location) -> bool {
         let state = self.state.borrow();
         let (ix, _) = state.segments.split(location);
-        let phase = state.segments.get(ix).phase;
-        matches!(phase, Phase::Sealed | Phase::Guest | Phase::Reclaiming)
+        let segment = state.segments.get(ix);
+        // Of a segment that is being reclaimed nothing is promised: its end may be durable now.
+        segment.proven && matches!(segment.phase, Phase::Sealed | Phase::Guest)
     }
 
     /// Closes the frame of a write now, when it is still being filled.
@@ -198,6 +199,8 @@ impl NvmeTier {
         let mut writes = frame.payloads;
         let deadline = self.deadline();
         writes.push(lane.device.write(offset, head_len, owned(head), deadline));
+        // The next frame goes to the next device.
+        state.turn = (at + 1) % state.counters.len();
         let counters = &mut state.counters[at];
         counters.frames += 1;
         counters.bytes_written += u64::from(head_len);
@@ -206,16 +209,19 @@ impl NvmeTier {
     }
 
     async fn end_frame(&self, lane: usize, write: u64, bytes: u64, writes: Writes) {
-        let mut failure = None;
+        let (mut failure, mut buffers) = (None, Vec::with_capacity(writes.len()));
         for write in writes {
-            // The buffers go back here: pins of blocks, memory of heads.
-            failure = failure.or(write.await.result.err());
+            let outcome = write.await;
+            failure = failure.or(outcome.result.err());
+            buffers.push(outcome.buffer);
         }
         self.state.borrow_mut().lanes[lane].bytes_in_flight -= bytes;
         match failure {
             None => self.state.borrow_mut().lanes[lane].end_write(write),
             Some(error) => self.write_failed(lane, "write a frame", error),
         }
+        // Pins of blocks go back only now: until its frame is whole, DRAM has the only copy.
+        drop(buffers);
     }
 
     /// Latches a device after a failed write: what it holds is still served.
@@ -292,6 +298,11 @@ impl NvmeTier {
     ) -> Result<(), TierError> {
         let last = self.state.borrow_mut().lanes[lane].barrier();
         self.durable(Ticket { lane, write: last }).await?;
+        self.state
+            .borrow_mut()
+            .segments
+            .get_mut(open.segment)
+            .proven = true;
         let identity = self.state.borrow().segments.get(open.segment).identity;
         let footer = built_footer(&open.footer, open.end, &identity);
         self.put_footer(open.segment, footer).await

@@ -27,6 +27,10 @@ pub struct Contents {
     pub walked: bool,
     /// Blocks found by the walk whose payload did not match.
     pub damaged: u32,
+    /// The device failed reads of the walk: there may be more than was found.
+    pub unreadable: bool,
+    /// Frames that the walk found.
+    pub(super) frames: u32,
     /// Bytes read.
     pub bytes_read: u64,
 }
@@ -71,7 +75,9 @@ impl Contents {
 struct Walk {
     found: FooterBuilder,
     end: u32,
+    frames: u32,
     damaged: u32,
+    unreadable: bool,
     bytes_read: u64,
 }
 
@@ -140,6 +146,8 @@ impl NvmeTier {
             footer,
             walked: false,
             damaged: 0,
+            unreadable: false,
+            frames: 0,
         }))
     }
 
@@ -153,7 +161,9 @@ impl NvmeTier {
         let mut walk = Walk {
             found: FooterBuilder::new(),
             end: 1,
+            frames: 0,
             damaged: 0,
+            unreadable: false,
             bytes_read: 0,
         };
         let mut at = 1;
@@ -168,6 +178,7 @@ impl NvmeTier {
                         // An unreadable stretch is stepped over like any damage.
                         at += count;
                         window_at = u32::MAX;
+                        walk.unreadable = true;
                         continue;
                     }
                 }
@@ -192,6 +203,8 @@ impl NvmeTier {
             footer,
             walked: true,
             damaged: walk.damaged,
+            unreadable: walk.unreadable,
+            frames: walk.frames,
             bytes_read: walk.bytes_read,
         })
     }
@@ -206,7 +219,13 @@ impl NvmeTier {
         walk: &mut Walk,
     ) -> Option<u32> {
         let head_units = units_of(u64::from(head_len)).min(units - place);
-        let head = self.fetch(segment, place, head_units).await.ok()?;
+        let head = match self.fetch(segment, place, head_units).await {
+            Ok(head) => head,
+            Err(_) => {
+                walk.unreadable = true;
+                return None;
+            }
+        };
         let frame = FrameView::decode(head.bytes(), &identity, place, units).ok()?;
         let end = place + frame.frame_units;
         for entry in frame.entries() {
@@ -215,6 +234,7 @@ impl NvmeTier {
                     .fetch(segment, entry.place, units_of(u64::from(entry.len)))
                     .await;
                 walk.bytes_read += u64::from(entry.len);
+                walk.unreadable |= payload.is_err();
                 let sound = payload.is_ok_and(|payload| is_sound(&entry, payload.bytes()));
                 if !sound {
                     walk.damaged += 1;
@@ -224,6 +244,7 @@ impl NvmeTier {
             walk.found.push(&entry);
         }
         walk.end = walk.end.max(end);
+        walk.frames += 1;
         Some(end)
     }
 

@@ -59,6 +59,8 @@ pub(super) struct Lane {
     pub(super) health: Health,
     /// Nothing new is written to it: what it holds moves to the other devices.
     pub(super) draining: bool,
+    /// Segments that are the shard's to write to.
+    pub(super) owned: u32,
     pub(super) open: Option<OpenSegment>,
     pub(super) ready: VecDeque<SegmentIx>,
     pub(super) free: VecDeque<SegmentIx>,
@@ -91,6 +93,7 @@ impl Lane {
             units,
             health: Health::Good,
             draining,
+            owned: 0,
             open: None,
             ready: VecDeque::new(),
             free: VecDeque::new(),
@@ -113,7 +116,7 @@ impl Lane {
 
     /// Whether blocks may be written to it.
     pub(super) fn takes_blocks(&self) -> bool {
-        self.health == Health::Good && !self.draining
+        self.health == Health::Good && !self.draining && self.owned > 0
     }
 
     /// Numbers the next write.

@@ -206,7 +206,9 @@ impl NvmeTier {
                     Phase::Free => lane.free.push_back(ix),
                     _ => {}
                 }
+                lane.owned += u32::from(segment.owned);
                 list.push(Segment {
+                    proven: segment.head.is_some(),
                     lane: at,
                     number: segment.number,
                     base: crate::format::SEGMENTS_START
@@ -365,6 +367,12 @@ impl NvmeTier {
     /// The index does not point to the block at `location` any more.
     pub fn forget(&self, location: Location, len: u32) {
         self.count_live(location, len, false);
+    }
+
+    /// What a segment is used for now.
+    #[must_use]
+    pub fn phase(&self, segment: SegmentIx) -> Phase {
+        self.state.borrow().segments.get(segment).phase
     }
 
     /// The segment of a location, and the unit in it.

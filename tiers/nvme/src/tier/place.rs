@@ -154,7 +154,8 @@ impl NvmeTier {
             let mut state = self.state.borrow_mut();
             let count = state.lanes.len();
             let order = (0..count).map(|step| (state.turn + step) % count);
-            let mut takers = order.filter(|lane| self.lane_takes(&state, *lane, units, record.from));
+            let mut takers =
+                order.filter(|lane| self.lane_takes(&state, *lane, units, record.from));
             let Some(lane) = takers.next() else {
                 return Err(buffer);
             };
@@ -255,10 +256,6 @@ impl NvmeTier {
             location: state.segments.locate(segment, place),
             ticket: Ticket { lane: at, write },
         };
-        if close {
-            // The next record goes to the next device.
-            state.turn = (at + 1) % state.lanes.len();
-        }
         drop(guard);
         if close {
             self.close_frame(at);
@@ -286,7 +283,7 @@ fn count(counters: &mut super::TierCounters, record: &Record<'_>, units: u32) {
 }
 
 /// Whether a payload of `units`, in a frame of its own if need be, leaves room for the footer.
-fn fits(lane: &Lane, open: &OpenSegment, units: u32) -> bool {
+pub(super) fn fits(lane: &Lane, open: &OpenSegment, units: u32) -> bool {
     let head = units_of(u64::from(FRAME_HEAD_LEN));
     let footer = units_of(u64::from(open.footer.len_after(ENTRY_LEN_MAX)));
     let end = u64::from(open.end) + u64::from(head) + u64::from(units) + u64::from(footer);
@@ -318,7 +315,9 @@ impl State {
         let Some(segment) = lane.ready.pop_front() else {
             return;
         };
-        self.segments.get_mut(segment).transition(Phase::Open);
+        let opened = self.segments.get_mut(segment);
+        opened.transition(Phase::Open);
+        opened.proven = false;
         lane.open = Some(OpenSegment {
             segment,
             end: 1,

@@ -50,7 +50,8 @@ impl Drop for Reading<'_> {
 
 impl NvmeTier {
     /// Reads the `len` bytes at `location` to the start of `buffer`, with whatever follows up
-    /// to a whole unit. The bytes are not verified here.
+    /// to a whole unit. The bytes are not verified here. The read begins when this is first
+    /// polled: look the location up right before.
     //= docs/on-disk-format.md#OD-12
     pub async fn read(
         self: &Rc<Self>,
@@ -60,9 +61,6 @@ impl NvmeTier {
         class: ReadClass,
     ) -> IoOutcome {
         let (segment, unit) = self.split(location);
-        if class == ReadClass::Prefetch {
-            self.prefetch_turn(segment).await;
-        }
         self.read_units(segment, unit, units_of(u64::from(len)), buffer, class)
             .await
     }
@@ -130,8 +128,10 @@ impl NvmeTier {
         }
     }
 
-    /// Waits until reads ahead of need have their turn on the segment's device.
-    async fn prefetch_turn(&self, segment: SegmentIx) {
+    /// Waits until a read ahead of need has its turn on the device of `location`. What lies
+    /// there may have moved meanwhile.
+    pub async fn prefetch_turn(&self, location: Location) {
+        let (segment, _) = self.split(location);
         poll_fn(|context| {
             let mut state = self.state.borrow_mut();
             let at = state.segments.get(segment).lane;

@@ -6,12 +6,12 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use super::commit::footer_units;
-use super::lane::Health;
-use super::place::payload_room;
+use super::lane::{Health, Lane, OpenSegment};
+use super::place::{fits, payload_room};
 use super::segments::{Phase, SegmentIx};
 use super::{Contents, NvmeTier, TierError};
 use crate::UNIT;
-use crate::format::{DeviceId, Sequence};
+use crate::format::{DeviceId, FooterBuilder, Sequence};
 
 /// A segment that is to be made ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl NvmeTier {
         let state = self.state.borrow();
         state.lanes.iter().any(|lane| {
             let work = if lane.draining {
-                !lane.sealed.is_empty()
+                !lane.sealed.is_empty() && state.lanes.iter().any(Lane::takes_blocks)
             } else {
                 lane.ready.is_empty() && !(lane.free.is_empty() && lane.sealed.is_empty())
             };
@@ -107,18 +107,33 @@ impl NvmeTier {
     pub async fn renew(self: &Rc<Self>, segment: SegmentIx) -> Result<(), TierError> {
         let outcome = self.put_head(segment).await;
         if outcome.is_err() {
-            let mut state = self.state.borrow_mut();
-            let it = state.segments.get_mut(segment);
-            let lane = it.lane;
-            if it.phase == Phase::Reclaiming {
-                it.transition(Phase::Sealed);
-                state.lanes[lane].sealed.push_front(segment);
-            }
-            state.lanes[lane].preparing = false;
-            state.lanes[lane].reserved = 0;
-            state.lanes[lane].wake();
+            self.restore(segment);
         }
         outcome
+    }
+
+    /// Gives up making a segment ready: what it holds still counts.
+    pub fn restore(&self, segment: SegmentIx) {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let it = state.segments.get_mut(segment);
+        let lane = &mut state.lanes[it.lane];
+        if it.phase == Phase::Reclaiming {
+            it.transition(Phase::Sealed);
+            lane.sealed.push_front(segment);
+        } else {
+            lane.free.push_front(segment);
+        }
+        lane.preparing = false;
+        lane.reserved = 0;
+        lane.wake();
+    }
+
+    /// Whether segments are being made ready, or will be.
+    #[must_use]
+    pub fn is_reclaiming(&self) -> bool {
+        let prepares = |lane: &Lane| lane.preparing && lane.health == Health::Good;
+        self.state.borrow().lanes.iter().any(prepares) || self.wants_reclaim()
     }
 
     /// Lets a renewed segment be opened. Its index entries are gone.
@@ -190,6 +205,10 @@ impl NvmeTier {
         if !owned || !contents.walked {
             return Ok(());
         }
+        if contents.unreadable {
+            // What could not be read now may be read later: no footer may deny it.
+            return Ok(());
+        }
         if contents.is_empty() {
             let mut state = self.state.borrow_mut();
             let state = &mut *state;
@@ -202,12 +221,48 @@ impl NvmeTier {
         }
         // What the walk verified may still be in the device's own memory.
         let lane = self.state.borrow().segments.get(segment).lane;
-        self.flush(lane).await?;
+        if let Err(error) = self.flush(lane).await {
+            self.state.borrow_mut().segments.get_mut(segment).proven = false;
+            return Err(error);
+        }
+        if self.reopen(&contents) {
+            return Ok(());
+        }
         let units = self.state.borrow().lanes[lane].units;
         if contents.end_units() + footer_units(&contents.footer) <= units {
             self.put_footer(segment, contents.footer).await?;
         }
         Ok(())
+    }
+
+    /// Goes on with the segment that was open when power was lost: its room may be all there is
+    /// for what the next reclaim keeps.
+    fn reopen(&self, contents: &Contents) -> bool {
+        let segment = contents.segment();
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let it = state.segments.get_mut(segment);
+        let lane = &mut state.lanes[it.lane];
+        let newest = lane.sealed.back() == Some(&segment) && lane.free.is_empty();
+        if !newest || !lane.takes_blocks() || it.legacy || lane.open.is_some() {
+            return false;
+        }
+        let mut open = OpenSegment {
+            segment,
+            end: contents.end_units(),
+            frames: contents.frames,
+            footer: FooterBuilder::new(),
+            frame: None,
+        };
+        contents.for_each(|entry| open.footer.push(entry));
+        if !fits(lane, &open, 1) {
+            return false;
+        }
+        it.transition(Phase::Open);
+        it.proven = false;
+        lane.sealed.pop_back();
+        lane.open = Some(open);
+        true
     }
 
     /// The segment of a device by its number there; for other shards that share it.

@@ -51,6 +51,8 @@ pub(super) struct Segment {
     pub(super) readers: u32,
     /// Written under another shard count: its keys belong to several shards.
     pub(super) legacy: bool,
+    /// All that it holds survives power loss, as long as it is not written to.
+    pub(super) proven: bool,
 }
 
 impl Segment {
@@ -63,7 +65,7 @@ impl Segment {
         let legal = matches!(
             (self.phase, to),
             (Free | Reclaiming, Ready)
-                | (Ready, Open)
+                | (Ready | Sealed, Open)
                 | (Open, Sealing)
                 | (Sealing | Free | Reclaiming, Sealed)
                 | (Sealed, Reclaiming)

@@ -307,9 +307,9 @@ impl Ring {
     pub fn submit_and_wait(&self) {
         let mut io = self.io.borrow_mut();
         let entries = self.report.get().sq_entries as usize;
-        while self.queue.borrow().len() + self.unsent.get() > entries
-            && self.hand_over(&mut io, 0)
-        {}
+        while self.queue.borrow().len() + self.unsent.get() > entries && self.hand_over(&mut io, 0)
+        {
+        }
         if self.pending.get() > 0 && self.broken.get().is_none() {
             self.hand_over(&mut io, 1);
         }

@@ -12,7 +12,7 @@ use anyhow::{anyhow, bail};
 use terrace_engine::{BlockKey, Namespace, SlotWriter};
 use terrace_nvme::uring::{Ring, RingConfig, UringDevice};
 use terrace_nvme::{BlockDevice, IoBuffer};
-use terrace_types::{Checksum, NamespaceName, Nanos};
+use terrace_types::{Checksum, NamespaceName};
 
 use super::commits::Commits;
 use super::memory::{BlockMemory, Slots};
@@ -59,13 +59,13 @@ impl Draw {
     }
 
     /// A number below `count`.
-    pub(super) const fn below(&self, count: u64) -> u64 {
+    pub(super) fn below(&self, count: u64) -> u64 {
         let mut x = self.0.get();
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
         self.0.set(x);
-        (((x >> 32) * count) >> 32)
+        ((x >> 32) * count) >> 32
     }
 }
 
@@ -190,25 +190,40 @@ impl Load {
         let (what, offset, operation) = match self.work.rw {
             Rw::Randread => {
                 let offset = self.offset_of(self.draw.below(self.places));
-                ("read", offset, self.device.read(offset, len, buffer, deadline()))
+                (
+                    "read",
+                    offset,
+                    self.device.read(offset, len, buffer, deadline()),
+                )
             }
             Rw::Write | Rw::Durable => {
                 let place = self.next.get();
                 self.next.set((place + 1) % self.places);
                 let offset = self.offset_of(place);
                 self.commits.begin_write();
-                ("write", offset, self.device.write(offset, len, buffer, deadline()))
+                (
+                    "write",
+                    offset,
+                    self.device.write(offset, len, buffer, deadline()),
+                )
             }
         };
         let outcome = operation.await;
         if let Err(error) = outcome.result {
-            bail!("{what} {len} bytes at {offset} of {}: {error}", self.device.info().name);
+            bail!(
+                "{what} {len} bytes at {offset} of {}: {error}",
+                self.device.info().name
+            );
         }
         let Some(slot) = outcome.buffer.and_then(IoBuffer::writer) else {
             bail!("{what} at {offset} kept its memory");
         };
         match self.work.rw {
-            Rw::Durable => self.commits.commit(&self.device, self.work.len, deadline).await?,
+            Rw::Durable => {
+                self.commits
+                    .commit(&self.device, self.work.len, deadline)
+                    .await?
+            }
             Rw::Randread if self.work.hash => {
                 std::hint::black_box(Checksum::of(&self.key, slot.bytes()));
             }
@@ -226,20 +241,16 @@ impl Load {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
-        let meter = self.meter.replace(Meter::start(Duration::ZERO)?);
         let counts = self.ring.counts();
         #[expect(clippy::cast_precision_loss, reason = "reports round anyway")]
         let enters = counts.enters as f64 / counts.completed.max(1) as f64;
         Ok(Sample {
             enters_per_io: Some(enters),
             bytes_per_flush: self.commits.bytes_per_flush(),
-            ..meter.sample()
+            ..self.meter.borrow().sample()
         })
     }
 }
-
-/// The end of time, for operations that nobody hurries.
-pub(super) const NO_TIME: Nanos = Nanos::ZERO;
 
 #[cfg(test)]
 mod tests {
@@ -250,6 +261,9 @@ mod tests {
         let draw = Draw::new(3);
         let mut seen = [0; 7];
         (0..7000).for_each(|_| seen[draw.below(7) as usize] += 1);
-        assert!(seen.iter().all(|count| (800..1200).contains(count)), "{seen:?}");
+        assert!(
+            seen.iter().all(|count| (800..1200).contains(count)),
+            "{seen:?}"
+        );
     }
 }

@@ -127,7 +127,9 @@ impl Slots {
 
     fn for_each(&self, mut f: impl FnMut(u64, &mut SlotWriter)) {
         let mut free = self.free.borrow_mut();
-        (0..).zip(free.iter_mut()).for_each(|(number, slot)| f(number, slot));
+        (0..)
+            .zip(free.iter_mut())
+            .for_each(|(number, slot)| f(number, slot));
     }
 }
 

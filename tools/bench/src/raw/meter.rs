@@ -183,14 +183,14 @@ impl Meter {
     }
 
     /// What was counted.
-    pub(super) fn sample(self) -> Sample {
+    pub(super) fn sample(&self) -> Sample {
         let (elapsed, cpu) = self.ended.unwrap_or_default();
         Sample {
             ios: self.ios,
             bytes: self.bytes,
             elapsed,
             cpu,
-            latency_ns: self.latency_ns,
+            latency_ns: self.latency_ns.clone(),
             enters_per_io: None,
             bytes_per_flush: None,
             engine: None,

@@ -19,8 +19,6 @@ mod options;
 mod report;
 mod target;
 
-use std::path::PathBuf;
-
 use anyhow::Context;
 
 pub use options::{Mode, RawOptions, Rw};
@@ -83,9 +81,7 @@ pub fn run(options: &RawOptions) -> anyhow::Result<RawOutcome> {
     options.validate()?;
     let load_before = meter::load_average();
     let target = Target::open(options)?;
-    for len in &options.lens {
-        options.check_len(*len, target.info.len)?;
-    }
+    options.check_device_len(target.info.len)?;
     let mut outcome = RawOutcome {
         kernel: meter::kernel(),
         device: target.describe(),
@@ -174,13 +170,4 @@ fn measure(
         cell.hash_us.push(memory.hash_us());
     }
     Ok(cell)
-}
-
-/// The file an engine of its own lies on, when none is named.
-fn engine_path(options: &RawOptions) -> PathBuf {
-    options.engine_path.clone().unwrap_or_else(|| {
-        let mut name = options.path.clone().into_os_string();
-        name.push(".engine");
-        name.into()
-    })
 }

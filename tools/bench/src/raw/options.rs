@@ -18,6 +18,10 @@ const MEMORY_LEN: u64 = 64 << 20;
 /// Most memory that is taken without being asked for.
 const MEMORY_LEN_MAX: u64 = 1 << 30;
 
+/// Shortest data set of an engine, and how many blocks it holds at least.
+const FILE_LEN_MIN: u64 = 64 << 20;
+const FILE_BLOCKS_MIN: u64 = 8;
+
 /// Bytes before the first operation's offset: superblocks of ours and marks of others.
 pub(super) const HEAD_LEN: u64 = 1 << 20;
 
@@ -191,11 +195,17 @@ impl RawOptions {
         self.depths.iter().copied().max().unwrap_or(1)
     }
 
-    /// Checks a length against the device.
+    /// Checks every length against a device that is there, or that is about to be made.
     ///
     /// # Errors
     /// Names the flags, the device's length and what is needed.
-    pub(super) fn check_len(&self, len: u64, device_len: u64) -> anyhow::Result<()> {
+    pub(super) fn check_device_len(&self, device_len: u64) -> anyhow::Result<()> {
+        self.lens
+            .iter()
+            .try_for_each(|len| self.check_len(*len, device_len))
+    }
+
+    fn check_len(&self, len: u64, device_len: u64) -> anyhow::Result<()> {
         let depth = self.depth_max();
         let needed = HEAD_LEN + len * depth as u64;
         ensure!(
@@ -205,7 +215,26 @@ impl RawOptions {
             self.path.display(),
             ByteLen(len)
         );
+        let least = FILE_LEN_MIN.max(FILE_BLOCKS_MIN * len);
+        let makes_engine =
+            self.modes.iter().any(|mode| mode.needs_engine()) && !self.engine_path().exists();
+        ensure!(
+            !makes_engine || device_len >= least,
+            "--size {} is too small for an engine with --bs {}: at least {} are needed",
+            ByteLen(device_len),
+            ByteLen(len),
+            ByteLen(least)
+        );
         Ok(())
+    }
+
+    /// Where the engine's data set lies.
+    pub(super) fn engine_path(&self) -> PathBuf {
+        self.engine_path.clone().unwrap_or_else(|| {
+            let mut name = self.path.clone().into_os_string();
+            name.push(".engine");
+            name.into()
+        })
     }
 
     /// Memory for operations of `len` bytes: eight times what is in flight, beyond the

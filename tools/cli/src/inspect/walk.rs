@@ -55,10 +55,9 @@ pub(super) fn walk(
             }
             Err(what) => {
                 if reader.carries(at, &identity) {
-                    let is_footer = reader
-                        .piece(at, 1)
-                        .is_ok_and(|bytes| bytes.starts_with(b"TERRFOOT"));
-                    broken_structure(segment, &mut walk, (at, what, is_footer));
+                    let magic = reader.piece(at, 1).map(Magic::of);
+                    let magic = magic.unwrap_or(Magic::Neither);
+                    broken_structure(segment, &mut walk, (at, what, magic));
                 }
                 at += 1;
             }
@@ -69,6 +68,16 @@ pub(super) fn walk(
         let place = (segment.device, segment.number, first);
         let what = format!("{count} units cannot be read, this is the first");
         segment.findings.push(Finding::damage(place, what));
+    }
+    if is_clean && segment.state == SegmentState::Unsealed && segment.end_units > 1 {
+        // A segment that was made ready and not used has a head and no frame.
+        let place = (segment.device, segment.number, reader.units - 1);
+        let what = "the footer is lost: the set was closed cleanly, which seals every segment; \
+                    its frames were walked";
+        segment
+            .findings
+            .push(Finding::damage(place, what.to_owned()));
+        segment.state = SegmentState::FooterDamaged;
     }
     for broken in walk.broken {
         let place = (segment.device, segment.number, broken.unit);
@@ -82,20 +91,44 @@ pub(super) fn walk(
     }
 }
 
+/// What a unit that carries the segment's identity begins with.
+#[derive(Clone, Copy)]
+enum Magic {
+    FrameHead,
+    Footer,
+    Neither,
+}
+
+impl Magic {
+    fn of(unit: &[u8]) -> Self {
+        match unit.first_chunk() {
+            Some(b"TERRFRAM") => Self::FrameHead,
+            Some(b"TERRFOOT") => Self::Footer,
+            _ => Self::Neither,
+        }
+    }
+}
+
 fn broken_structure(
     segment: &mut Segment,
     walk: &mut Walk,
-    (unit, what, is_footer): (u32, String, bool),
+    (unit, what, magic): (u32, String, Magic),
 ) {
-    if !is_footer {
-        let block = None;
-        walk.broken.push(Broken { unit, what, block });
-    } else if segment.state == SegmentState::Unsealed {
-        // Its start is there and its end is not. A crash while it is written leaves that too.
-        let place = (segment.device, segment.number, unit);
-        let what = "the footer is damaged: its end is missing; its frames were walked".to_owned();
-        segment.findings.push(Finding::damage(place, what));
-        segment.state = SegmentState::FooterDamaged;
+    let is_footer_told = segment.state == SegmentState::FooterDamaged;
+    match magic {
+        // A lost frame head is told by the number of the frame behind it, too.
+        Magic::Footer | Magic::Neither if is_footer_told => {}
+        Magic::FrameHead | Magic::Neither => {
+            let block = None;
+            walk.broken.push(Broken { unit, what, block });
+        }
+        Magic::Footer => {
+            let place = (segment.device, segment.number, unit);
+            let what = "the footer is damaged: its end is missing; its frames were walked";
+            let finding = Finding::damage(place, what.to_owned());
+            segment.findings.push(finding);
+            segment.state = SegmentState::FooterDamaged;
+        }
     }
 }
 

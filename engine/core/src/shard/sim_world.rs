@@ -1,0 +1,377 @@
+//! What simulations of a shard share: a shard over devices in memory on the deterministic
+//! runtime, values that tell their key and version, and the events of its blocks.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+use terrace_nvme::format::{DeviceId, SEGMENTS_START, SegmentHead, Sequence};
+use terrace_nvme::mem::{MemDevice, MemImage};
+use terrace_nvme::tier::{TierConfig, TierDevice, TierSegment};
+use terrace_nvme::{BlockDevice, IoBackend};
+use terrace_runtime::io::drive;
+use terrace_runtime::sim::Sim;
+use terrace_slab::{Arena, ArenaConfig, HugepageMode};
+use terrace_types::{Access, BlockKey, Clock, KeyHash, Tasks};
+
+use super::*;
+use crate::config::NvmeConfig;
+use crate::events::{EventStream, subscription};
+use crate::policy::PolicyBytes;
+
+/// A splitmix64 sequence.
+pub(super) struct Random(pub(super) Cell<u64>);
+
+impl Random {
+    pub(super) const fn new(seed: u64) -> Self {
+        Self(Cell::new(seed))
+    }
+
+    pub(super) fn below(&self, bound: u64) -> u64 {
+        let state = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0.set(state);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    pub(super) fn one_in(&self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+}
+
+/// A policy that has reclaim keep every block, over one that is built in.
+struct KeepAll(Box<dyn Policy>);
+
+impl Policy for KeepAll {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+    fn set_capacity(&mut self, blocks: usize) {
+        self.0.set_capacity(blocks);
+    }
+    fn on_hit(&mut self, block: BlockIx, access: &Access) {
+        self.0.on_hit(block, access);
+    }
+    fn on_insert(&mut self, block: BlockIx, access: &Access) {
+        self.0.on_insert(block, access);
+    }
+    fn on_remove(&mut self, block: BlockIx) {
+        self.0.on_remove(block);
+    }
+    fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx> {
+        self.0.victim(evictable)
+    }
+    fn take_pending(&mut self) -> Option<BlockIx> {
+        self.0.take_pending()
+    }
+    fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
+        self.0.save(visit);
+    }
+    fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
+        self.0.restore(block, tag, access);
+    }
+    fn keep(&self, _access: &Access) -> bool {
+        true
+    }
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+    fn bytes(&self) -> PolicyBytes {
+        self.0.bytes()
+    }
+    fn check(&self) {
+        self.0.check();
+    }
+}
+
+/// What a world is made of.
+#[derive(Clone, Debug)]
+pub(super) struct Spec {
+    pub(super) policy: &'static str,
+    pub(super) segment_len: u64,
+    /// Segments on each device.
+    pub(super) segments: Vec<u32>,
+    pub(super) dram_blocks: usize,
+    pub(super) keep_all: bool,
+    pub(super) write_mode: crate::config::WriteMode,
+    pub(super) io_deadline: Duration,
+}
+
+impl Spec {
+    /// Devices as they come from the factory.
+    pub(super) fn blank(&self) -> Vec<MemImage> {
+        let len = |count: &u32| SEGMENTS_START + u64::from(*count) * self.segment_len;
+        self.segments
+            .iter()
+            .map(|count| MemImage::empty(len(count)))
+            .collect()
+    }
+
+    fn config(&self) -> EngineConfig {
+        EngineConfig {
+            dram_bytes: 2 << 20,
+            dram_blocks: Some(self.dram_blocks),
+            policy: self.policy.to_owned(),
+            busy_wait: Duration::from_millis(20),
+            nvme: NvmeConfig {
+                write_mode: self.write_mode,
+                io_deadline: self.io_deadline,
+                ..NvmeConfig::default()
+            },
+            ..EngineConfig::default()
+        }
+    }
+}
+
+/// Wakes the task that takes back what other threads return.
+#[derive(Default)]
+struct Nudge {
+    up: AtomicBool,
+    waker: AtomicWaker,
+}
+
+/// A shard over devices in memory.
+pub(super) struct World {
+    pub(super) shard: Rc<Shard>,
+    pub(super) tier: Rc<NvmeTier>,
+    pub(super) devices: Vec<Rc<MemDevice>>,
+    pub(super) registry: Arc<NamespaceRegistry>,
+    events: EventStream,
+    /// Whether a block was given up since it was stored last.
+    evicted: RefCell<HashMap<KeyHash, bool>>,
+}
+
+const ENGINE: u32 = 1;
+
+/// A segment's head. [`SegmentHead::decode`] refuses segments as short as these; a head is whole
+/// when its fields encode to the same bytes.
+fn head_of(bytes: &[u8]) -> Option<SegmentHead> {
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let head = SegmentHead {
+        device: DeviceId(bytes[16..32].try_into().unwrap()),
+        number: word(12),
+        shard: word(32),
+        shards: word(36),
+        sequence: Sequence(long(40)),
+        salt: long(48),
+        len: long(56),
+    };
+    if head.shard >= head.shards {
+        return None;
+    }
+    let mut again = vec![0; bytes.len()];
+    head.encode(&mut again);
+    (again == bytes).then_some(head)
+}
+
+fn tier_device(at: usize, device: &Rc<MemDevice>, image: &MemImage, spec: &Spec) -> TierDevice {
+    let id = DeviceId([at as u8 + 1; 16]);
+    let segments = (0..spec.segments[at]).map(|number| {
+        let offset = SEGMENTS_START + u64::from(number) * spec.segment_len;
+        let head = head_of(&image.read(offset, terrace_nvme::UNIT as u32));
+        if let Some(head) = &head {
+            assert_eq!((head.device, head.number), (id, number));
+        }
+        TierSegment {
+            number,
+            head,
+            owned: true,
+            legacy: false,
+        }
+    });
+    TierDevice {
+        device: Rc::<MemDevice>::clone(device),
+        id,
+        segment_len: spec.segment_len,
+        draining: false,
+        segments: segments.collect(),
+    }
+}
+
+impl World {
+    /// A shard over devices that hold `images`. Recovery is up to the caller.
+    pub(super) fn new(sim: &Sim, spec: &Spec, images: Vec<MemImage>, epoch: u32) -> Rc<Self> {
+        let runtime = sim.runtime();
+        let clock: Rc<dyn Clock> = Rc::<dyn Runtime>::clone(&runtime);
+        let tasks: Rc<dyn Tasks> = Rc::<dyn Runtime>::clone(&runtime);
+        let (mut devices, mut drivers, mut tier_devices) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, image) in images.into_iter().enumerate() {
+            let device = MemDevice::from_image(image.clone(), Some(Rc::clone(&clock)));
+            let backend: Rc<dyn IoBackend> = Rc::<MemDevice>::clone(&device);
+            drivers.push(drive(&runtime, backend, None));
+            tier_devices.push(tier_device(at, &device, &image, spec));
+            devices.push(device);
+        }
+        let tier_config = TierConfig {
+            epoch,
+            io_deadline: spec.io_deadline,
+            ..TierConfig::default()
+        };
+        let salt = u64::from(epoch) ^ 0x5a17;
+        let tier = NvmeTier::new(tier_config, tasks, tier_devices, salt, false).unwrap();
+        let arena_config = ArenaConfig {
+            hugepages: HugepageMode::Off,
+            ..ArenaConfig::new(2 << 20)
+        };
+        let nudge: Arc<Nudge> = Arc::default();
+        let nudged = Arc::clone(&nudge);
+        let shared = ArenaShared::new(
+            Arena::open(&arena_config).unwrap(),
+            Box::new(move || {
+                nudged.up.store(true, Ordering::Relaxed);
+                nudged.waker.wake();
+            }),
+        );
+        let registry = Arc::new(NamespaceRegistry::new(ENGINE));
+        let place = Place {
+            number: 0,
+            engine: ENGINE,
+            registry: Arc::clone(&registry),
+            peers: Vec::new(),
+        };
+        let mut plugins = Plugins::default();
+        if spec.keep_all {
+            let name = spec.policy;
+            plugins.policy = Some(Arc::new(move |config| {
+                Ok(Box::new(KeepAll(policy::by_name(name, config)?)))
+            }));
+        }
+        let io = ShardIo::of_drivers(drivers);
+        let below = Some((Rc::clone(&tier), io));
+        let shard = Shard::new(
+            place,
+            spec.config(),
+            shared,
+            Rc::clone(&runtime),
+            &plugins,
+            below,
+        );
+        let shard = shard.unwrap();
+        let (sink, events) = subscription(1 << 16);
+        shard.subscribe(sink);
+        runtime.spawn(Box::pin(take_returns(Rc::downgrade(&shard), nudge)));
+        Rc::new(Self {
+            shard,
+            tier,
+            devices,
+            registry,
+            events,
+            evicted: RefCell::default(),
+        })
+    }
+
+    pub(super) fn key(&self, namespace: &str, number: u64) -> BlockKey {
+        let namespace = self.registry.get(namespace).unwrap();
+        // Some keys are longer than an index record holds.
+        let mut bytes = number.to_le_bytes().to_vec();
+        bytes.resize(8 + (number % 3) as usize * 12, 7);
+        namespace.key(&bytes).unwrap()
+    }
+
+    /// Whether the engine told that it gave the block up, since it was stored last.
+    pub(super) fn was_evicted(&self, key: &BlockKey) -> bool {
+        let mut evicted = self.evicted.borrow_mut();
+        while let Some(event) = self.events.try_next() {
+            match event.kind {
+                EventKind::Stored => evicted.insert(event.hash, false),
+                EventKind::Evicted => evicted.insert(event.hash, true),
+                _ => None,
+            };
+        }
+        assert_eq!(self.events.lost(), 0);
+        evicted.get(&key.hash()).copied().unwrap_or(false)
+    }
+
+    /// Whether the index knows a place of the block below.
+    pub(super) fn is_below(&self, key: &BlockKey) -> bool {
+        let state = self.shard.state.borrow();
+        let epoch = state.epochs.of(key.namespace());
+        let block = epoch.and_then(|epoch| state.index.find(key, epoch));
+        block.is_some_and(|block| state.index.record(block).below().is_some())
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.devices.iter().map(|device| device.in_flight()).sum()
+    }
+
+    pub(super) fn now(&self) -> Nanos {
+        self.shard.runtime.now()
+    }
+
+    pub(super) async fn sleep(&self, span: Duration) {
+        self.shard.runtime.sleep_until(self.now() + span).await;
+    }
+
+    /// The output of `call`, which has to end within `span`.
+    pub(super) async fn within<T>(
+        &self,
+        what: impl Fn() -> String,
+        span: Duration,
+        call: impl Future<Output = T>,
+    ) -> T {
+        let late = async {
+            self.sleep(span).await;
+            panic!("a call does not end: {}", what());
+        };
+        futures_lite::future::or(call, late).await
+    }
+
+    /// Checks all that must hold when nobody calls any more.
+    pub(super) fn check_idle(&self, context: &str) {
+        assert!(!self.shard.is_fenced(), "{context}: a task panicked");
+        self.shard.check();
+        let gauges = self.shard.stats().gauges;
+        assert_eq!(
+            (gauges.pinned_bytes, gauges.writers, gauges.leases),
+            (0, 0, 0),
+            "{context}"
+        );
+        assert_eq!(self.in_flight(), 0, "{context}");
+        let state = self.shard.state.borrow();
+        assert_eq!((state.demoting, state.room_waiters), (0, 0), "{context}");
+        assert!(state.leaving.is_empty() && state.promotions.is_empty());
+        assert!(!state.writer_runs && !state.sweeper_runs, "{context}");
+    }
+
+    pub(super) fn device_name(&self) -> &str {
+        &self.devices[0].info().name
+    }
+}
+
+async fn take_returns(shard: std::rc::Weak<Shard>, nudge: Arc<Nudge>) {
+    loop {
+        poll_fn(|context| {
+            nudge.waker.register(context.waker());
+            if nudge.up.swap(false, Ordering::Relaxed) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+        let Some(shard) = shard.upgrade() else { return };
+        shard.tick();
+    }
+}
+
+/// The bytes of a version of a block: they tell key and version.
+pub(super) fn value(client: u64, number: u64, version: u64, len_max: u64) -> Vec<u8> {
+    let mix = number * 911 + version * 77;
+    let len = match mix % 16 {
+        0 => len_max,
+        1 | 2 => 20_000 + mix * 13 % 40_000,
+        3 => 4096,
+        _ => 1 + mix * 7 % 9000,
+    };
+    let len = len.min(len_max);
+    let seed = (client << 48 | number << 32 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..len)
+        .map(|at| (seed.rotate_left((at % 61) as u32) as u8) ^ (at >> 3) as u8)
+        .collect()
+}

@@ -1,0 +1,361 @@
+//! The engine on a data set of its own: filled with blocks of one length that lie on its device
+//! while they are read, or put until the time is over.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use terrace_engine::{
+    BlockKey, Durability, Engine, EngineConfig, GetOptions, Lookup, Namespace, NvmeConfig,
+    PutOptions, PutOutcome, RegisteredRegion, Tier, Use, WriteMode, block_on,
+};
+use terrace_nvme::AlignedBuffer;
+use terrace_nvme::file::{DeviceSpec, open_device};
+
+use super::load::{Draw, Gate, Work};
+use super::meter::{self, EngineShare, Meter, Sample};
+use super::options::{Mode, RawOptions, Rw};
+use super::target::{Target, check_folder};
+use crate::payload;
+
+/// Puts in flight while the data set is filled, at most.
+const FILLING_MAX: u64 = 16;
+
+/// How often a put that finds no room is tried again while filling.
+const FILL_TRIES: usize = 60;
+
+/// How much of a block's start is compared with what was put.
+const CHECKED_LEN: usize = 64;
+
+/// How long an engine may take to close.
+const CLOSE_WAIT: Duration = Duration::from_secs(60);
+
+/// A file that this run made, and takes away again.
+struct MadeFile(PathBuf);
+
+impl Drop for MadeFile {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            eprintln!("terrace-bench: remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// See the module's text.
+pub(super) struct EngineSide {
+    engine: Engine,
+    namespace: Namespace,
+    len: u64,
+    /// Blocks that were put to be read.
+    blocks: u64,
+    /// Number of the next block that is put to be measured.
+    next: Cell<u64>,
+    /// Taken away after the engine closed.
+    _made: Option<MadeFile>,
+}
+
+impl EngineSide {
+    /// Opens an engine for blocks of `len` bytes with `dram` bytes of memory, and fills it when
+    /// it is to be read.
+    pub(super) fn open(
+        options: &RawOptions,
+        len: u64,
+        dram: u64,
+        target: &Target,
+    ) -> anyhow::Result<Self> {
+        let path = options.engine_path();
+        ensure!(
+            path != options.path,
+            "--engine-path is PATH itself; the engine needs a data set of its own"
+        );
+        let file_len = target.info.len;
+        let made = prepare(&path, options.overwrite)?;
+        let config = EngineConfig {
+            dram_bytes: dram,
+            hugepages: options.hugepages,
+            block_lens: vec![len],
+            nvme: NvmeConfig {
+                paths: vec![path],
+                file_bytes: made.as_ref().map(|_| file_len),
+                write_mode: match options.rw {
+                    Rw::Randread => WriteMode::Through,
+                    Rw::Write | Rw::Durable => WriteMode::Back,
+                },
+                io_poll: if options.io_poll {
+                    Use::Require
+                } else {
+                    Use::Off
+                },
+                queue_depth: options.queue_depth(),
+                ..NvmeConfig::default()
+            },
+            ..EngineConfig::default()
+        };
+        let engine = Engine::open(config).context("open the engine")?;
+        let namespace = engine.namespace("raw")?;
+        let mut side = Self {
+            engine,
+            namespace,
+            len,
+            blocks: 0,
+            next: Cell::new(1 << 32),
+            _made: made,
+        };
+        if options.rw == Rw::Randread {
+            block_on(side.fill(dram))?;
+        }
+        Ok(side)
+    }
+
+    /// Closes the engine, and takes its data set away when this run made it.
+    pub(super) fn close(self) -> anyhow::Result<()> {
+        let report = block_on(self.engine.close(CLOSE_WAIT));
+        ensure!(
+            report.shards_unclean == 0,
+            "the engine did not close: {report:?}"
+        );
+        Ok(())
+    }
+
+    /// Fills three quarters of the device, so that no segment has to be reclaimed.
+    async fn fill(&mut self, dram: u64) -> anyhow::Result<()> {
+        let stats = self.engine.stats().await;
+        let capacity: u64 = stats.nvme.iter().map(|device| device.bytes).sum();
+        self.blocks = (capacity / 4 * 3 / self.len).max(1);
+        let in_flight = (dram / 4 / self.len).clamp(1, FILLING_MAX) as usize;
+        let mut puts = FuturesUnordered::new();
+        for number in 0..self.blocks {
+            if puts.len() >= in_flight
+                && let Some(outcome) = puts.next().await
+            {
+                let outcome: anyhow::Result<()> = outcome;
+                outcome?;
+            }
+            puts.push(self.fill_one(number));
+        }
+        while let Some(outcome) = puts.next().await {
+            outcome?;
+        }
+        drop(puts);
+        let synced = self.engine.sync().await;
+        synced.map_err(|reason| anyhow!("write the blocks to the device: {reason:?}"))
+    }
+
+    async fn fill_one(&self, number: u64) -> anyhow::Result<()> {
+        let key = self.namespace.key(&number.to_le_bytes())?;
+        for _ in 0..FILL_TRIES {
+            let options = PutOptions::default();
+            let fill = |slot: &mut [u8]| payload::fill(number, slot);
+            match self.engine.put_with(&key, self.len, &options, fill).await {
+                PutOutcome::Busy => {}
+                PutOutcome::Stored { .. } | PutOutcome::AlreadyExists { .. } => return Ok(()),
+                PutOutcome::Rejected(reason) => bail!("fill the engine: rejected, {reason:?}"),
+            }
+        }
+        bail!("fill the engine: it stayed busy")
+    }
+
+    /// One round of a mode.
+    pub(super) fn round(&self, mode: Mode, work: Work) -> anyhow::Result<Sample> {
+        let before = block_on(self.engine.stats()).nvme_counters();
+        let (mut sample, mut share) = match (work.rw, mode) {
+            (Rw::Randread, Mode::Engine) => self.read_on_shard(work)?,
+            (Rw::Randread, _) => self.read_remotely(work)?,
+            (Rw::Write | Rw::Durable, _) => self.put(work)?,
+        };
+        let after = block_on(self.engine.stats()).nvme_counters();
+        share.bytes_written = after.bytes_written - before.bytes_written;
+        share.payload_bytes = after.payload_bytes - before.payload_bytes;
+        share.flushes = after.flushes - before.flushes;
+        ensure!(
+            sample.ios > 0,
+            "the engine did nothing on its device: {} DRAM hits, {} failures; give it less \
+             --dram or a longer --size",
+            share.dram_hits,
+            share.failures
+        );
+        sample.engine = Some(share);
+        Ok(sample)
+    }
+
+    fn read_on_shard(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        let (namespace, blocks) = (self.namespace, self.blocks);
+        let reading = self.engine.run_on(0, move |shard| async move {
+            let tally = Rc::new(Tally::new(work, namespace, blocks)?);
+            let gate = Rc::new(Gate::new(work.depth));
+            for _ in 0..work.depth {
+                let (tally, gate, own) = (Rc::clone(&tally), Rc::clone(&gate), Rc::clone(&shard));
+                shard.spawn(Box::pin(async move {
+                    let get = async |key: BlockKey| own.get(&key, &GetOptions::default()).await;
+                    let rest = || own.runtime().yield_now();
+                    tally.read(get, rest).await;
+                    gate.pass();
+                }));
+            }
+            gate.opened().await;
+            Ok(tally.take())
+        });
+        block_on(reading).map_err(|reason| anyhow!("ask the shard: {reason:?}"))?
+    }
+
+    fn read_remotely(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        let tally = Tally::new(work, self.namespace, self.blocks)?;
+        let get = async |key: BlockKey| self.engine.get(&key, &GetOptions::default()).await;
+        let readers = (0..work.depth).map(|_| tally.read(get, || std::future::ready(())));
+        let readers: FuturesUnordered<_> = readers.collect();
+        block_on(readers.collect::<()>());
+        Ok(tally.take())
+    }
+
+    fn put(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        let tally = Tally::new(work, self.namespace, 0)?;
+        let mut block = vec![0; work.len as usize];
+        let sources = (0..work.depth as u64).map(|number| {
+            let region = RegisteredRegion::allocate(block.len())?;
+            payload::fill(number, &mut block);
+            region.copy_from(&block);
+            Ok(self.engine.register(region))
+        });
+        let sources = sources.collect::<anyhow::Result<Vec<_>>>()?;
+        let writers = sources
+            .iter()
+            .map(|source| self.put_from(work, &tally, source));
+        let writers: FuturesUnordered<_> = writers.collect();
+        block_on(writers.collect::<()>());
+        Ok(tally.take())
+    }
+
+    async fn put_from(&self, work: Work, tally: &Tally, source: &RegisteredRegion) {
+        let options = PutOptions {
+            durability: match work.rw {
+                Rw::Durable => Durability::Durable,
+                Rw::Randread | Rw::Write => Durability::Volatile,
+            },
+            ..PutOptions::default()
+        };
+        while tally.is_running() {
+            let number = self.next.get();
+            self.next.set(number + 1);
+            let Ok(key) = self.namespace.key(&number.to_le_bytes()) else {
+                return;
+            };
+            let begun = meter::now();
+            let source = std::slice::from_ref(source);
+            match self.engine.put_from(&key, source, &options).await {
+                PutOutcome::Stored { durable } if durable || work.rw == Rw::Write => {
+                    tally
+                        .meter
+                        .borrow_mut()
+                        .record(begun, meter::now(), work.len);
+                }
+                _ => tally.fail(),
+            }
+        }
+    }
+}
+
+/// Sees to it that nothing of value lies where the engine's data set goes.
+fn prepare(path: &Path, overwrite: bool) -> anyhow::Result<Option<MadeFile>> {
+    if !path.exists() {
+        check_folder(path).context("make --engine-path")?;
+        return Ok(Some(MadeFile(path.to_owned())));
+    }
+    ensure!(
+        overwrite,
+        "{}: the engine's data set would write over what is there; remove it, name another \
+         --engine-path, or say --overwrite if it may be lost",
+        path.display()
+    );
+    let opened = open_device(&DeviceSpec::existing(path)).context("open --engine-path")?;
+    let zeros = AlignedBuffer::zeroed(opened.info.len.min(1 << 20) as usize);
+    let wiped = opened
+        .write_at(0, &zeros)
+        .and_then(|()| opened.write_at(opened.info.len - zeros.bytes().len() as u64, &zeros))
+        .and_then(|()| opened.sync());
+    wiped.with_context(|| format!("wipe {}", path.display()))?;
+    Ok(None)
+}
+
+/// What the tasks of one round count.
+struct Tally {
+    namespace: Namespace,
+    blocks: u64,
+    draw: Draw,
+    len: u64,
+    meter: RefCell<Meter>,
+    dram_hits: Cell<u64>,
+    failures: Cell<u64>,
+}
+
+impl Tally {
+    fn new(work: Work, namespace: Namespace, blocks: u64) -> anyhow::Result<Self> {
+        Ok(Self {
+            namespace,
+            blocks,
+            draw: Draw::new(work.round + 1),
+            len: work.len,
+            meter: RefCell::new(Meter::start(work.span)?),
+            dram_hits: Cell::new(0),
+            failures: Cell::new(0),
+        })
+    }
+
+    fn is_running(&self) -> bool {
+        self.meter.borrow().is_running()
+    }
+
+    /// One task: a lookup after the other until the time is over. `rest` gives way after one
+    /// that needed no device.
+    async fn read<V, Get, Rest>(&self, get: Get, rest: impl Fn() -> Rest)
+    where
+        V: Deref<Target = [u8]>,
+        Get: AsyncFn(BlockKey) -> Lookup<V>,
+        Rest: Future<Output = ()>,
+    {
+        while self.is_running() {
+            let number = self.draw.below(self.blocks);
+            let Ok(key) = self.namespace.key(&number.to_le_bytes()) else {
+                return;
+            };
+            let begun = meter::now();
+            match get(key).await {
+                Lookup::Hit { tier, value } => {
+                    let start = value.get(..CHECKED_LEN.min(value.len()));
+                    let whole = value.len() as u64 == self.len;
+                    if !whole || !start.is_some_and(|start| payload::verify(number, start)) {
+                        self.fail();
+                    } else if tier == Tier::Nvme {
+                        let mut meter = self.meter.borrow_mut();
+                        meter.record(begun, meter::now(), self.len);
+                        continue;
+                    } else {
+                        self.dram_hits.set(self.dram_hits.get() + 1);
+                    }
+                }
+                Lookup::Miss | Lookup::Unavailable(_) => self.fail(),
+            }
+            self.meter.borrow_mut().pass(meter::now());
+            rest().await;
+        }
+    }
+
+    fn fail(&self) {
+        self.failures.set(self.failures.get() + 1);
+        self.meter.borrow_mut().pass(meter::now());
+    }
+
+    fn take(&self) -> (Sample, EngineShare) {
+        let share = EngineShare {
+            dram_hits: self.dram_hits.get(),
+            failures: self.failures.get(),
+            ..EngineShare::default()
+        };
+        (self.meter.borrow().sample(), share)
+    }
+}
