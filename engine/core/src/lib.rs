@@ -36,7 +36,7 @@ pub use error::Error;
 pub use events::{Event, EventKind, EventStream};
 pub use index::IndexBytes;
 pub use shard::{
-    Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PersistReport, PolicyFactory,
+    Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PersistReport, Placement, PolicyFactory,
     PutOptions, RecoveryReport, Reservation, Shard, TryGet,
 };
 pub use stats::{Counters, EngineStats, ShardGauges, ShardStats};

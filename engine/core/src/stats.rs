@@ -69,6 +69,8 @@ counters! {
     checksum_mismatches,
     /// Lookups that waited for a read that was under way already.
     reads_joined,
+    /// Blocks read straight into caller memory, past DRAM.
+    direct_reads,
     /// Blocks the tier below gave up.
     below_evictions,
     /// Bytes read by the scrub.

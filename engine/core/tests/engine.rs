@@ -26,6 +26,7 @@ const GET: GetOptions = GetOptions {
         tenant: 0,
         priority: 0,
     },
+    placement: terrace_engine::Placement::Promote,
 };
 const STORED: PutOutcome = PutOutcome::Stored { durable: false };
 
@@ -680,7 +681,7 @@ fn dropped_calls_leave_no_pin_and_no_slot_behind() {
             let reserve = engine.reserve(&other, 1 << 20, &options);
             drop(futures_lite::future::poll_once(reserve).await);
         }
-        engine.sync().await;
+        engine.sync().await.unwrap();
         let gauges = engine.stats().await.gauges;
         assert_eq!((gauges.pinned_bytes, gauges.writers), (0, 0));
         assert!(engine.check().await);

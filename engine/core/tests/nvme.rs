@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use terrace_engine::{
     BlockKey, Durability, Engine, EngineConfig, GetOptions, HugepageMode, Lookup, Namespace,
-    NvmeConfig, PutOptions, PutOutcome, Tier, block_on,
+    NvmeConfig, Placement, PutOptions, PutOutcome, RegisteredRegion, Tier, block_on,
 };
 
 const STORED: PutOutcome = PutOutcome::Stored { durable: false };
@@ -479,5 +479,62 @@ fn damaged_block_is_a_miss_and_stays_one() {
             }
             engine.close(CLOSE).await;
         }
+    });
+}
+
+#[test]
+fn block_is_read_past_dram_into_caller_memory() {
+    let file = Scratch::new("direct");
+    let engine = Engine::open(config(4, &file, 64)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    let memory = engine.register(RegisteredRegion::allocate(1 << 20).unwrap());
+    let past = GetOptions {
+        placement: Placement::Bypass,
+        ..GetOptions::default()
+    };
+    block_on(async {
+        for number in 0..200 {
+            put(&engine, ns, number, 60_000, Durability::Volatile).await;
+        }
+        let before = engine.stats().await;
+        let target = memory.slice(0..65_536).unwrap();
+        let mut bytes = vec![0; 60_000];
+        for number in 0..50 {
+            let read = engine
+                .get_into(&key(ns, number), &[target.clone()], &past)
+                .await;
+            assert_eq!(read.hit(), Some(60_000));
+            target.slice(0..60_000).unwrap().copy_to(&mut bytes);
+            assert!(bytes == value(number, 60_000), "{number}");
+        }
+        let after = engine.stats().await;
+        assert_eq!(
+            after.counters.direct_reads - before.counters.direct_reads,
+            50
+        );
+        assert_eq!(after.counters.promotions, before.counters.promotions);
+        // Not aligned, or in pieces: through a slot, and as right.
+        let odd = [
+            memory.slice(1..30_001).unwrap(),
+            memory.slice(40_000..70_000).unwrap(),
+        ];
+        assert_eq!(
+            engine.get_into(&key(ns, 60), &odd, &past).await.hit(),
+            Some(60_000)
+        );
+        // Of many readers one reads, into its memory; the others get a copy.
+        let read = async {
+            let read = engine
+                .get_into(&key(ns, 70), &[target.clone()], &past)
+                .await;
+            assert_eq!(read.hit(), Some(60_000));
+        };
+        let others = futures_util::future::join_all((0..8).map(|_| found(&engine, ns, 70, 60_000)));
+        let reads = engine.stats().await.nvme_counters().demand_reads;
+        let ((), others) = futures_util::future::join(read, others).await;
+        assert!(others.iter().all(Option::is_some));
+        assert_eq!(engine.stats().await.nvme_counters().demand_reads - reads, 1);
+        assert!(engine.check().await);
+        engine.close(CLOSE).await;
     });
 }

@@ -498,8 +498,13 @@ impl Client<'_> {
         hint: Hint,
         context: RequestContext,
     ) {
+        let told = GetOptions {
+            hint,
+            context,
+            ..GetOptions::default()
+        };
         let begun = now();
-        let found = self.engine.get(key, &GetOptions { hint, context }).await;
+        let found = self.engine.get(key, &told).await;
         let took = nanos(begun);
         let missed = {
             let mut tally = self.tally.borrow_mut();

@@ -11,7 +11,8 @@ use terrace_types::{
 
 use super::Engine;
 use crate::shard::{
-    Durability, GetOptions, Lease, LeaseId, LocalPin, PutOptions, Reservation, Shard, TryGet,
+    Direct, Durability, GetOptions, Job, Lease, LeaseId, LocalPin, Placement, PutOptions,
+    Reservation, Shard, TryGet,
 };
 
 /// Values up to this length travel in the message: one hop in place of two is worth a copy.
@@ -43,22 +44,47 @@ impl Engine {
     }
 
     /// Copies a block into registered caller memory, over `targets` in order, on the calling
-    /// thread. The value is the count of bytes copied, at most what the targets hold.
+    /// thread; or reads it there from its device, see [`Placement::Bypass`]. The value is the
+    /// count of bytes of the block in the targets, at most what they hold.
     pub async fn get_into(
         &self,
         key: &BlockKey,
         targets: &[RegisteredRegion],
         options: &GetOptions,
     ) -> Lookup<usize> {
-        self.get(key, options)
+        let ([target], Placement::Bypass) = (targets, options.placement) else {
+            let found = self.get(key, options).await;
+            return found.map(|block| scatter(&block, targets));
+        };
+        let (owned, region, options) = (key.clone(), target.clone(), *options);
+        let found = self.lookup(self.shard_of(key), move |shard, reply| {
+            let shard = Rc::clone(shard);
+            reply.later(async move {
+                let found = shard.get_direct(&owned, &region, &options).await;
+                found.map(|direct| match direct {
+                    Direct::Pinned(pin) => Err(pin.into_pinned()),
+                    Direct::Read(len) => Ok(len),
+                })
+            })
+        });
+        found
             .await
-            .map(|block| scatter(&block, targets))
+            .map(|direct| direct.unwrap_or_else(|block| scatter(&block, targets)))
     }
 
-    /// Takes note of caller memory that blocks are copied into and out of. On engines with
-    /// devices it is registered with their rings, so do it once and keep the region.
+    /// Registers caller memory that blocks are read into with the rings of all shards. Do it
+    /// once and keep the region; it stays mapped until the engine has closed.
     #[must_use]
     pub fn register(&self, memory: RegisteredRegion) -> RegisteredRegion {
+        for sender in &self.inner.senders {
+            let region = memory.clone();
+            let job: Job = Box::new(move |shard| {
+                shard.register_region(region);
+                None
+            });
+            // A shard that is gone reads nothing any more.
+            let _ = terrace_runtime::block_on(sender.send(job));
+        }
         memory
     }
 

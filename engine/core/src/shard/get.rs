@@ -25,6 +25,20 @@ pub struct GetOptions {
     pub hint: Hint,
     /// What is known about the request.
     pub context: RequestContext,
+    /// Whether a block that is not in DRAM comes up into it.
+    pub placement: Placement,
+}
+
+/// What a lookup does to DRAM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// A block below comes up into DRAM: it may be wanted again.
+    #[default]
+    Promote,
+    /// `get_into` reads a block below straight into the caller's memory where that is one
+    /// region at a multiple of 4096, as long as the block rounded up to 4096; DRAM stays as it
+    /// is. Other lookups promote.
+    Bypass,
 }
 
 /// Why a block comes up from below.
@@ -206,7 +220,7 @@ impl Shard {
         }
     }
 
-    fn count_unavailable<T>(&self, reason: UnavailableReason) -> Lookup<T> {
+    pub(super) fn count_unavailable<T>(&self, reason: UnavailableReason) -> Lookup<T> {
         if let Ok(mut state) = self.state.try_borrow_mut() {
             state.counters.unavailable += 1;
         }
@@ -326,11 +340,11 @@ impl Shard {
             .collect()
     }
 
-    fn is_promoting(&self, block: BlockIx) -> bool {
+    pub(super) fn is_promoting(&self, block: BlockIx) -> bool {
         self.state.borrow().index.record(block).is(PROMOTING)
     }
 
-    async fn join_promotion(&self, block: BlockIx) {
+    pub(super) async fn join_promotion(&self, block: BlockIx) {
         let mut registered = false;
         poll_fn(|context| {
             if registered {
@@ -448,7 +462,7 @@ impl Shard {
         }
     }
 
-    fn end_promotion(self: &Rc<Self>, block: BlockIx) {
+    pub(super) fn end_promotion(self: &Rc<Self>, block: BlockIx) {
         let mut state = self.state.borrow_mut();
         let record = state.index.record_mut(block);
         record.flags &= !PROMOTING;

@@ -16,6 +16,7 @@
 //! tiers'.
 
 mod demote;
+mod direct;
 mod get;
 mod lease;
 mod persist;
@@ -37,7 +38,7 @@ use std::task::Waker;
 use futures_util::FutureExt;
 use terrace_nvme::tier::NvmeTier;
 use terrace_runtime::{LocalFuture, MailboxSender, Runtime};
-use terrace_slab::{ArenaShared, Returned, SlabPool, SlotIx};
+use terrace_slab::{ArenaShared, RegisteredRegion, Returned, SlabPool, SlotIx};
 use terrace_types::{BlockIx, Nanos, RejectReason, UnavailableReason};
 
 use crate::config::EngineConfig;
@@ -49,8 +50,9 @@ use crate::namespaces::{NamespaceEpochs, NamespaceRegistry};
 use crate::policy::{self, Policy, PolicyConfig};
 use crate::stats::{Counters, ShardGauges, ShardStats};
 
+pub(crate) use direct::Direct;
 pub(crate) use get::Arrival;
-pub use get::{GetOptions, LocalPin, TryGet};
+pub use get::{GetOptions, LocalPin, Placement, TryGet};
 pub use lease::{Descriptor, Lease, LeaseId};
 pub use persist::PersistReport;
 pub use put::{Durability, PutOptions, Reservation};
@@ -135,6 +137,8 @@ pub struct Shard {
     shared: Arc<ArenaShared>,
     tier: Option<Rc<NvmeTier>>,
     io: RefCell<Option<ShardIo>>,
+    /// Caller memory that the rings know.
+    regions: RefCell<Vec<RegisteredRegion>>,
     recovery: Cell<RecoveryReport>,
     state: RefCell<State>,
     now: Cell<Nanos>,
@@ -223,6 +227,7 @@ impl Shard {
             shared,
             tier,
             io: RefCell::new(io),
+            regions: RefCell::default(),
             recovery: Cell::default(),
             state: RefCell::new(state),
             now,

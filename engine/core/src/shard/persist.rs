@@ -7,7 +7,6 @@
 use std::rc::Rc;
 
 use futures_lite::future::or;
-use futures_util::{StreamExt, stream};
 use terrace_nvme::format::{EntryKind, Sequence};
 use terrace_nvme::tier::{Contents, NvmeTier, ReadClass, Record, TierError};
 use terrace_nvme::{AlignedBuffer, IoBuffer};
@@ -31,8 +30,6 @@ const NAMESPACE: &str = "terrace";
 const IN_DRAM: u8 = 1;
 /// The block was hit since it was written.
 const WAS_HIT: u8 = 2;
-/// Blocks that a warm start reads side by side.
-const WARMING_AT_ONCE: usize = 8;
 
 /// What a clean close came to in one shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -232,15 +229,42 @@ impl Shard {
         }
         let shard = Rc::clone(self);
         self.spawn(Box::pin(async move {
-            let resident = items.iter().filter(|item| item.flags & IN_DRAM != 0);
-            stream::iter(resident)
-                .map(|item| shard.warm(*item))
-                .buffered(WARMING_AT_ONCE)
-                .for_each(|()| async {})
-                .await;
+            for item in shard.fitting(&items) {
+                shard.warm(item).await;
+            }
         }));
     }
 
+    /// The blocks that fit into DRAM below the low watermark, the most valuable ones, in the
+    /// order in which the policy saved them.
+    fn fitting(&self, items: &[Item]) -> Vec<Item> {
+        let state = self.state.borrow();
+        let resident = items.iter().filter(|item| item.flags & IN_DRAM != 0);
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_sign_loss,
+            reason = "a share of memory needs no last bit"
+        )]
+        let share = |all: u64| (all as f64 * self.config.fill_ratio_low) as u64;
+        let mut bytes = share(self.shared.arena().len());
+        let mut blocks = share(state.blocks_cap.min(u32::MAX as usize) as u64);
+        let mut list: Vec<Item> = resident
+            .rev()
+            .take_while(|item| {
+                let block = state.index.find_hash(item.hash);
+                let len = block.map_or(0, |block| state.index.record(block).pinned_len());
+                let fits = len <= bytes && blocks > 0;
+                bytes = bytes.saturating_sub(len);
+                blocks = blocks.saturating_sub(1);
+                fits
+            })
+            .copied()
+            .collect();
+        list.reverse();
+        list
+    }
+
+    /// Reads one block back up, unless it is there already or there is no room.
     async fn warm(self: &Rc<Self>, item: Item) {
         let key = {
             let state = self.state.borrow();
@@ -252,6 +276,9 @@ impl Shard {
                 return;
             };
             let record = state.index.record(block);
+            if record.slot().is_some() {
+                return;
+            }
             let namespace = state.epochs.namespace_of(record.namespace());
             namespace.key(state.index.key_of(record))
         };

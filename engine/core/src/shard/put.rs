@@ -128,6 +128,7 @@ impl Shard {
         let told = GetOptions {
             hint: options.hint,
             context: options.context,
+            ..GetOptions::default()
         };
         let access = self.access(key.hash(), len as u32, &told);
         (state.policy.admit(&access) == Admission::Decline)
@@ -301,6 +302,7 @@ impl Shard {
         let told = GetOptions {
             hint: options.hint,
             context: options.context,
+            ..GetOptions::default()
         };
         state
             .policy

@@ -84,6 +84,7 @@ async fn let_go(shard: Rc<Shard>) {
     if let Some(io) = shard.io.borrow_mut().as_mut() {
         io.end();
     }
+    shard.regions.borrow_mut().clear();
 }
 
 fn handle(shard: &Rc<Shard>, job: Job) {
