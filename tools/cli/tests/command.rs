@@ -223,7 +223,7 @@ fn clean_close_leaves_nothing_unsealed_and_nothing_cut_off() {
     // A segment that was made ready and never used is no loss.
     let pair = pair_of(1, false);
     write_segment(&pair.a, &unused(), &[]);
-    both(&pair, &[]).is(0, &["2 used (1 sealed; 1 unsealed, walked)"]);
+    both(&pair, &[]).is(0, &["5: 3 free, 1 used (1 sealed), 1 made ready"]);
 }
 
 fn unused() -> image::Segment {

@@ -115,6 +115,7 @@ impl EngineSide {
 
     /// Closes the engine, and takes its data set away when this run made it.
     pub(super) fn close(self) -> anyhow::Result<()> {
+        eprintln!("DEBUG {:?} {:?}", block_on(self.engine.stats()).counters, block_on(self.engine.stats()).nvme_counters());
         let report = block_on(self.engine.close(CLOSE_WAIT));
         ensure!(
             report.shards_unclean == 0,
@@ -143,6 +144,7 @@ impl EngineSide {
             outcome?;
         }
         drop(puts);
+        eprintln!("DEBUG fill {} {:?} {:?}", self.blocks, self.engine.stats().await.counters, self.engine.stats().await.nvme_counters());
         let synced = self.engine.sync().await;
         synced.map_err(|reason| anyhow!("write the blocks to the device: {reason:?}"))
     }
@@ -254,7 +256,7 @@ impl EngineSide {
                         .borrow_mut()
                         .record(begun, meter::now(), work.len);
                 }
-                _ => tally.fail(),
+                outcome => tally.fail(number, &format!("{outcome:?}")),
             }
         }
     }
@@ -291,6 +293,7 @@ struct Tally {
     meter: RefCell<Meter>,
     dram_hits: Cell<u64>,
     failures: Cell<u64>,
+    first_failure: RefCell<Option<String>>,
 }
 
 impl Tally {
@@ -303,6 +306,7 @@ impl Tally {
             meter: RefCell::new(Meter::start(work.span)?),
             dram_hits: Cell::new(0),
             failures: Cell::new(0),
+            first_failure: RefCell::new(None),
         })
     }
 
@@ -329,7 +333,7 @@ impl Tally {
                     let start = value.get(..CHECKED_LEN.min(value.len()));
                     let whole = value.len() as u64 == self.len;
                     if !whole || !start.is_some_and(|start| payload::verify(number, start)) {
-                        self.fail();
+                        self.fail(number, "wrong bytes");
                     } else if tier == Tier::Nvme {
                         let mut meter = self.meter.borrow_mut();
                         meter.record(begun, meter::now(), self.len);
@@ -338,15 +342,19 @@ impl Tally {
                         self.dram_hits.set(self.dram_hits.get() + 1);
                     }
                 }
-                Lookup::Miss | Lookup::Unavailable(_) => self.fail(),
+                Lookup::Miss => self.fail(number, "a miss"),
+                Lookup::Unavailable(reason) => self.fail(number, &format!("{reason:?}")),
             }
             self.meter.borrow_mut().pass(meter::now());
             rest().await;
         }
     }
 
-    fn fail(&self) {
+    fn fail(&self, block: u64, what: &str) {
         self.failures.set(self.failures.get() + 1);
+        let mut first = self.first_failure.borrow_mut();
+        first.get_or_insert_with(|| format!("block {block}: {what}"));
+        drop(first);
         self.meter.borrow_mut().pass(meter::now());
     }
 
@@ -354,6 +362,7 @@ impl Tally {
         let share = EngineShare {
             dram_hits: self.dram_hits.get(),
             failures: self.failures.get(),
+            first_failure: self.first_failure.take(),
             ..EngineShare::default()
         };
         (self.meter.borrow().sample(), share)

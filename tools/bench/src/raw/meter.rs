@@ -12,12 +12,14 @@ use terrace_types::{Clock, Nanos};
 const RAMP_SHARE: u32 = 10;
 
 /// What an engine did beside what was counted.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct EngineShare {
     /// Lookups that DRAM answered, which are not counted as operations.
     pub dram_hits: u64,
     /// Lookups that found nothing or were not answered, and puts that were not stored.
     pub failures: u64,
+    /// What the first of those came to.
+    pub first_failure: Option<String>,
     /// Bytes written to the device, heads and footers included.
     pub bytes_written: u64,
     /// Payload bytes among them.

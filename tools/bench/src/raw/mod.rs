@@ -27,7 +27,7 @@ pub use report::{print_json, print_table, to_json};
 use engine::EngineSide;
 use load::Work;
 use memory::BlockMemory;
-use meter::Sample;
+use meter::{EngineShare, Sample};
 use target::Target;
 
 /// Bytes between two flushes when nothing says otherwise: a frame of the engine's.
@@ -136,7 +136,11 @@ fn measure(
     let mut flush_every = (options.rw == Rw::Durable).then_some((work.flush_every, false));
     if let (Some(side), None, true) = (side, options.flush_every, flush_every.is_some()) {
         let warm_up = side.round(Mode::Engine, work)?;
-        if let Some(cadence) = warm_up.engine.and_then(|engine| engine.bytes_per_flush()) {
+        if let Some(cadence) = warm_up
+            .engine
+            .as_ref()
+            .and_then(EngineShare::bytes_per_flush)
+        {
             work.flush_every = cadence;
             flush_every = Some((cadence, true));
         }

@@ -73,9 +73,10 @@ fn sample_json(sample: &Sample) -> Value {
         "cpu_us_per_io": sample.cpu_us_per_io(),
         "enters_per_io": sample.enters_per_io,
         "bytes_per_flush": sample.bytes_per_flush,
-        "engine": sample.engine.map(|engine| json!({
+        "engine": sample.engine.as_ref().map(|engine| json!({
             "dram_hits": engine.dram_hits,
             "failures": engine.failures,
+            "first_failure": engine.first_failure,
             "bytes_written": engine.bytes_written,
             "payload_bytes": engine.payload_bytes,
             "flushes": engine.flushes,
@@ -204,14 +205,23 @@ fn print_mode(cell: &Cell, samples: &ModeSamples) {
         share(Mode::Ring),
         share(Mode::Hybrid)
     );
-    let failures = samples.sum(|engine| engine.failures);
-    let dram = samples.dram_hit_share();
-    if failures > 0 || dram > 0.0 {
+    let dram = samples.dram_hit_share() * 100.0;
+    if dram > 0.0 {
         println!(
-            "  {:<14}{:.1}% more lookups were DRAM hits; {failures} calls failed",
-            "",
-            dram * 100.0
+            "  {:<14}{dram:.1}% of its lookups were DRAM hits, and not counted",
+            ""
         );
+    }
+    let failures = samples.sum(|engine| engine.failures);
+    let firsts = samples
+        .rounds
+        .iter()
+        .filter_map(|sample| sample.engine.as_ref());
+    if let Some(first) = firsts
+        .filter_map(|engine| engine.first_failure.as_deref())
+        .next()
+    {
+        println!("  {:<14}{failures} calls failed; the first: {first}", "");
     }
 }
 

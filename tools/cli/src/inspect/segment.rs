@@ -20,7 +20,9 @@ pub enum SegmentState {
     Free,
     /// It has a valid footer.
     Sealed,
-    /// It has none: its frames were walked.
+    /// It has a head and no frame: it was made ready to be written.
+    Ready,
+    /// It has frames and no footer: they were walked.
     Unsealed,
     /// Its footer is damaged: its frames were walked.
     FooterDamaged,
@@ -37,6 +39,7 @@ impl SegmentState {
         match self {
             Self::Free => "free",
             Self::Sealed => "sealed",
+            Self::Ready => "ready",
             Self::Unsealed => "unsealed",
             Self::FooterDamaged => "footer-damaged",
             Self::HeadDamaged => "head-damaged",

@@ -69,8 +69,11 @@ pub(super) fn walk(
         let what = format!("{count} units cannot be read, this is the first");
         segment.findings.push(Finding::damage(place, what));
     }
-    if is_clean && segment.state == SegmentState::Unsealed && segment.end_units > 1 {
-        // A segment that was made ready and not used has a head and no frame.
+    let is_unsealed = segment.state == SegmentState::Unsealed;
+    let has_traces = !walk.broken.is_empty() || walk.unreadable.is_some();
+    if is_unsealed && segment.end_units == 1 && !has_traces {
+        segment.state = SegmentState::Ready;
+    } else if is_clean && is_unsealed {
         let place = (segment.device, segment.number, reader.units - 1);
         let what = "the footer is lost: the set was closed cleanly, which seals every segment; \
                     its frames were walked";

@@ -153,6 +153,7 @@ fn device(inspection: &Inspection, at: usize, device: &Device) -> Value {
             "all": tally.all,
             "free": tally.free,
             "used": tally.used(),
+            "ready": tally.ready,
             "sealed": tally.sealed,
             "unsealed": tally.unsealed,
             "footer_damaged": tally.footer_damaged,

@@ -23,6 +23,7 @@ struct SegmentTally {
     all: u32,
     free: u32,
     sealed: u32,
+    ready: u32,
     unsealed: u32,
     footer_damaged: u32,
     head_damaged: u32,
@@ -39,6 +40,7 @@ impl SegmentTally {
             let count = match segment.state {
                 SegmentState::Free => &mut tally.free,
                 SegmentState::Sealed => &mut tally.sealed,
+                SegmentState::Ready => &mut tally.ready,
                 SegmentState::Unsealed => &mut tally.unsealed,
                 SegmentState::FooterDamaged => &mut tally.footer_damaged,
                 SegmentState::HeadDamaged => &mut tally.head_damaged,

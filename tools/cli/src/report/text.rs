@@ -179,6 +179,7 @@ fn tally_text(tally: &SegmentTally) -> String {
         text += &format!(" ({})", parts.join("; "));
     }
     let others = [
+        (tally.ready, "made ready"),
         (tally.head_damaged, "with a damaged head"),
         (tally.unreadable, "that cannot be read"),
         (tally.cut, "cut off"),
