@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod burst;
 pub mod payload;
 pub mod raw;
 pub mod replay;

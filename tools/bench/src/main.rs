@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
+use terrace_bench::burst::{self, BurstOptions};
 use terrace_bench::raw::{self, Mode, RawOptions, Rw};
 use terrace_bench::replay::{self, NvmeOptions, ReplayOptions, Speed};
 use terrace_bench::report;
@@ -31,6 +32,37 @@ enum Command {
     Idle(IdleArgs),
     /// Compare a bare ring, the ring beside the executor, and the engine on one device.
     Raw(RawArgs),
+    /// Store more blocks than DRAM holds as fast as they are taken, and read all of them back.
+    Burst(BurstArgs),
+}
+
+#[derive(Parser)]
+struct BurstArgs {
+    /// Payload bytes to store.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    bytes: ByteLen,
+    /// Length of every block.
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    block_len: ByteLen,
+    /// DRAM for blocks.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    dram: ByteLen,
+    /// NVMe tier, over all its devices.
+    #[arg(long, value_name = "SIZE", default_value = "6GiB")]
+    nvme: ByteLen,
+    /// File or block device of the NVMe tier; may be given several times. A file is removed
+    /// before and after.
+    #[arg(long, value_name = "PATH")]
+    nvme_path: Vec<PathBuf>,
+    /// Shards, each on a thread of its own.
+    #[arg(long, default_value_t = 1)]
+    shards: usize,
+    /// Puts in flight.
+    #[arg(long, default_value_t = 32)]
+    iodepth: usize,
+    /// Whether DRAM must lie on hugepages.
+    #[arg(long, value_enum, default_value = "prefer")]
+    hugepages: Hugepages,
 }
 
 #[derive(Parser)]
@@ -223,6 +255,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => run_replay(&args),
         Command::Idle(args) => run_idle(&args).map(|()| 0),
         Command::Raw(args) => run_raw(&args).map(|()| 0),
+        Command::Burst(args) => run_burst(&args),
     };
     match outcome {
         Ok(0) => ExitCode::SUCCESS,
@@ -299,6 +332,27 @@ fn run_idle(args: &IdleArgs) -> anyhow::Result<()> {
         engine.shards()
     ));
     Ok(())
+}
+
+/// Prints one JSON object; returns the count of stored blocks that were not read back right.
+fn run_burst(args: &BurstArgs) -> anyhow::Result<u64> {
+    let options = BurstOptions {
+        bytes: args.bytes.0,
+        block_len: args.block_len.0,
+        dram: args.dram.0,
+        nvme: NvmeOptions {
+            bytes: Some(args.nvme.0),
+            paths: args.nvme_path.clone(),
+            scratch: true,
+            ..NvmeOptions::default()
+        },
+        shards: args.shards,
+        iodepth: args.iodepth,
+        hugepages: args.hugepages.into(),
+    };
+    let (outcome, lost) = burst::run(&options)?;
+    report::print_line(&serde_json::to_string_pretty(&outcome)?);
+    Ok(lost)
 }
 
 fn run_raw(args: &RawArgs) -> anyhow::Result<()> {

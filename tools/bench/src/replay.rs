@@ -28,7 +28,7 @@ use crate::trace::{Trace, TraceRequest};
 const IODEPTH_MAX: usize = 4096;
 
 /// How long a close may take: all of DRAM may have to be written.
-const CLOSE_DEADLINE: Duration = Duration::from_secs(600);
+pub(crate) const CLOSE_DEADLINE: Duration = Duration::from_secs(600);
 
 /// How fast requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,7 +105,7 @@ impl NvmeOptions {
             .map(|bytes| (bytes / count).next_multiple_of(SLOT_ALIGN))
     }
 
-    fn validate(&self) -> anyhow::Result<()> {
+    pub(crate) fn validate(&self) -> anyhow::Result<()> {
         ensure!(
             self.bytes != Some(0) || self.paths.is_empty(),
             "--nvme is 0 and --nvme-path is {}; leave one of them out",
@@ -143,7 +143,7 @@ impl NvmeOptions {
     }
 
     /// Removes the files that a run must not find, or must not leave.
-    fn remove(&self) {
+    pub(crate) fn remove(&self) {
         if !self.scratch && !self.paths.is_empty() {
             return;
         }
@@ -155,7 +155,7 @@ impl NvmeOptions {
         }
     }
 
-    fn config(&self) -> NvmeConfig {
+    pub(crate) fn config(&self) -> NvmeConfig {
         NvmeConfig {
             paths: self.files(),
             file_bytes: self.share(),
@@ -327,7 +327,7 @@ struct Client<'a> {
     clippy::disallowed_methods,
     reason = "the client measures from outside the engine"
 )]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
@@ -412,7 +412,7 @@ fn empty() -> anyhow::Result<ReplayOutcome> {
     })
 }
 
-fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else {
         return Duration::ZERO;
     };

@@ -30,6 +30,10 @@ const FILLING_MAX: u64 = 16;
 /// How often a put that finds no room is tried again while filling.
 const FILL_TRIES: usize = 60;
 
+/// How long the device may take for the last of them, and how often it is looked at.
+const SETTLE_WAIT: Duration = Duration::from_secs(60);
+const SETTLE_STEP: Duration = Duration::from_millis(10);
+
 /// How much of a block's start is compared with what was put.
 const CHECKED_LEN: usize = 64;
 
@@ -115,7 +119,11 @@ impl EngineSide {
 
     /// Closes the engine, and takes its data set away when this run made it.
     pub(super) fn close(self) -> anyhow::Result<()> {
-        eprintln!("DEBUG {:?} {:?}", block_on(self.engine.stats()).counters, block_on(self.engine.stats()).nvme_counters());
+        eprintln!(
+            "DEBUG {:?} {:?}",
+            block_on(self.engine.stats()).counters,
+            block_on(self.engine.stats()).nvme_counters()
+        );
         let report = block_on(self.engine.close(CLOSE_WAIT));
         ensure!(
             report.shards_unclean == 0,
@@ -144,7 +152,25 @@ impl EngineSide {
             outcome?;
         }
         drop(puts);
-        eprintln!("DEBUG fill {} {:?} {:?}", self.blocks, self.engine.stats().await.counters, self.engine.stats().await.nvme_counters());
+        self.settle().await
+    }
+
+    /// Waits until every block that was put lies on the device: writing them is no part of what
+    /// is measured.
+    async fn settle(&self) -> anyhow::Result<()> {
+        let deadline = meter::now() + SETTLE_WAIT;
+        loop {
+            let written = self.engine.stats().await.nvme_counters().blocks_written;
+            if written >= self.blocks {
+                break;
+            }
+            ensure!(
+                meter::now() < deadline,
+                "fill the engine: {written} of {} blocks are on the device after {SETTLE_WAIT:?}",
+                self.blocks
+            );
+            async_io::Timer::after(SETTLE_STEP).await;
+        }
         let synced = self.engine.sync().await;
         synced.map_err(|reason| anyhow!("write the blocks to the device: {reason:?}"))
     }

@@ -21,10 +21,9 @@ use terrace_types::ByteLen;
 
 use catalog::Usage;
 use device::Device;
-use segment::{Segment, SegmentPlace, SegmentState};
+use segment::{Segment, SegmentPlace};
 use set::SetView;
 use units::UnitReader;
-use verify::Verified;
 
 pub use findings::{BlockName, Finding, Severity};
 
@@ -112,7 +111,7 @@ pub fn inspect(options: &InspectOptions) -> Inspection {
     }
     let verified = options
         .verify
-        .then(|| verify_all(&devices, &mut segments, &names, &mut findings, options));
+        .then(|| verify::verify_all(&devices, &mut segments, &names, &mut findings, options));
     findings.sort_by_key(|it| (it.severity, it.device, it.segment));
     Inspection {
         devices,
@@ -219,88 +218,7 @@ fn epoch_finding(set: Option<&SetView>, segments: &[Segment]) -> Option<Finding>
     })
 }
 
-fn verify_all(
-    devices: &[Device],
-    segments: &mut [Segment],
-    names: &[Arc<str>],
-    findings: &mut Vec<Finding>,
-    options: &InspectOptions,
-) -> VerifyTotals {
-    let is_sealed = |segment: &&Segment| segment.state == SegmentState::Sealed;
-    let payload = |segment: &Segment| -> u64 {
-        let entries = segment.entries.iter();
-        entries.map(|entry| u64::from(entry.len)).sum()
-    };
-    let total = segments.iter().filter(is_sealed).map(payload).sum();
-    let style = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-    let bar = bar(total, style, options.progress);
-    bar.set_message("payloads");
-    let count_up = |bytes: u64| bar.inc(bytes);
-    let verified = parallel::map(segments.len(), |at| {
-        let segment = segments.get(at).filter(is_sealed)?;
-        let device = devices.get(segment.device)?;
-        let (head, len) = (segment.head?, device.geometry.as_ref()?.segment_len);
-        let mut reader = UnitReader::new(&device.medium, segment.number, len);
-        Some(verify::verify(
-            &mut reader,
-            segment,
-            &head,
-            names,
-            &count_up,
-        ))
-    });
-    let mut totals = VerifyTotals {
-        elapsed: bar.elapsed(),
-        ..VerifyTotals::default()
-    };
-    bar.finish_and_clear();
-    for (segment, verified) in segments.iter_mut().zip(verified) {
-        match verified {
-            Some(verified) => {
-                totals.blocks += verified.blocks;
-                totals.bytes += verified.bytes;
-                take_verified(segment, names, verified, findings);
-            }
-            // A walk has read them.
-            None => {
-                let read = segment.entries.iter();
-                totals.blocks += read.filter(|it| verify::has_payload(it.kind)).count() as u64;
-                totals.bytes += payload(segment);
-            }
-        }
-    }
-    totals
-}
-
-fn take_verified(
-    segment: &mut Segment,
-    names: &[Arc<str>],
-    verified: Verified,
-    findings: &mut Vec<Finding>,
-) {
-    let (device, number) = (segment.device, segment.number);
-    for (unit, what) in verified.frame_heads {
-        let what = format!("the frame head here is damaged ({what}); the footer stands in for it");
-        findings.push(Finding::damage((device, number, unit), what));
-    }
-    for unit in verified.torn_frames {
-        let what = "a frame that was cut off before it was durable".to_owned();
-        findings.push(Finding::notice((device, number, unit), what));
-    }
-    for (at, unsound) in verified.payloads {
-        let Some(entry) = segment.entries.get_mut(at) else {
-            continue;
-        };
-        entry.damaged = true;
-        let name = names.get(entry.name as usize).map_or("", |name| name);
-        let mut block = BlockName::new(name, &entry.key, entry.len);
-        block.live = Some(entry.live);
-        let what = unsound.describe(entry.checksum);
-        let finding = Finding::damage((device, number, entry.place), what);
-        findings.push(finding.with(Some(block)));
-    }
-}
-
+/// A bar on standard error, if that is a terminal.
 fn bar(len: u64, template: &str, is_shown: bool) -> ProgressBar {
     if !is_shown {
         return ProgressBar::hidden();

@@ -46,12 +46,6 @@ impl SegmentState {
             Self::Unreadable => "unreadable",
         }
     }
-
-    /// Whether its entries count.
-    #[must_use]
-    pub const fn is_used(&self) -> bool {
-        matches!(self, Self::Sealed | Self::Unsealed | Self::FooterDamaged)
-    }
 }
 
 /// An entry of a segment, owned.

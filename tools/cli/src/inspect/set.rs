@@ -113,6 +113,14 @@ impl SetView {
                 listed.listed.last_set_epoch
             ));
         }
+        let tell = |device: &SetDevice| (device.id, device.state);
+        let list = self.devices.iter().map(|it| tell(&it.listed));
+        if epoch == set_epoch && !list.eq(known.devices.iter().map(tell)) {
+            return Some(format!(
+                "the device was used without the others: it lists other devices in the same \
+                 set epoch {epoch}"
+            ));
+        }
         (epoch < set_epoch).then(|| {
             format!(
                 "the device missed changes: it knows set epoch {epoch}, the set is at {set_epoch}"

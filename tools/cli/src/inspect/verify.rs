@@ -4,25 +4,103 @@
 
 use std::sync::Arc;
 
-use terrace_nvme::format::{FrameView, SegmentHead, units};
+use terrace_nvme::format::{EntryKind, FrameView, SegmentHead, units};
 
-use super::segment::Segment;
+use super::device::Device;
+use super::segment::{Segment, SegmentState};
 use super::units::{UnitReader, Unsound};
-use super::walk;
+use super::{BlockName, Finding, InspectOptions, VerifyTotals, parallel, walk};
+
+/// Verifies all sealed segments; the payloads of others were read by a walk.
+pub(super) fn verify_all(
+    devices: &[Device],
+    segments: &mut [Segment],
+    names: &[Arc<str>],
+    findings: &mut Vec<Finding>,
+    options: &InspectOptions,
+) -> VerifyTotals {
+    let is_sealed = |segment: &&Segment| segment.state == SegmentState::Sealed;
+    let payload = |segment: &Segment| -> u64 {
+        let entries = segment.entries.iter();
+        entries.map(|entry| u64::from(entry.len)).sum()
+    };
+    let total = segments.iter().filter(is_sealed).map(payload).sum();
+    let style = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    let bar = super::bar(total, style, options.progress);
+    bar.set_message("payloads");
+    let count_up = |bytes: u64| bar.inc(bytes);
+    let verified = parallel::map(segments.len(), |at| {
+        let segment = segments.get(at).filter(is_sealed)?;
+        let device = devices.get(segment.device)?;
+        let (head, len) = (segment.head?, device.geometry.as_ref()?.segment_len);
+        let mut reader = UnitReader::new(&device.medium, segment.number, len);
+        Some(verify(&mut reader, segment, &head, names, &count_up))
+    });
+    let mut totals = VerifyTotals {
+        elapsed: bar.elapsed(),
+        ..VerifyTotals::default()
+    };
+    bar.finish_and_clear();
+    for (segment, verified) in segments.iter_mut().zip(verified) {
+        match verified {
+            Some(verified) => {
+                totals.blocks += verified.blocks;
+                totals.bytes += verified.bytes;
+                take_verified(segment, names, verified, findings);
+            }
+            // A walk has read them.
+            None => {
+                let read = segment.entries.iter();
+                totals.blocks += read.filter(|it| has_payload(it.kind)).count() as u64;
+                totals.bytes += payload(segment);
+            }
+        }
+    }
+    totals
+}
+
+fn take_verified(
+    segment: &mut Segment,
+    names: &[Arc<str>],
+    verified: Verified,
+    findings: &mut Vec<Finding>,
+) {
+    let (device, number) = (segment.device, segment.number);
+    for (unit, what) in verified.frame_heads {
+        let what = format!("the frame head here is damaged ({what}); the footer stands in for it");
+        findings.push(Finding::damage((device, number, unit), what));
+    }
+    for unit in verified.torn_frames {
+        let what = "a frame that was cut off before it was durable".to_owned();
+        findings.push(Finding::notice((device, number, unit), what));
+    }
+    for (at, unsound) in verified.payloads {
+        let Some(entry) = segment.entries.get_mut(at) else {
+            continue;
+        };
+        entry.damaged = true;
+        let name = names.get(entry.name as usize).map_or("", |name| name);
+        let mut block = BlockName::new(name, &entry.key, entry.len);
+        block.live = Some(entry.live);
+        let what = unsound.describe(entry.checksum);
+        let finding = Finding::damage((device, number, entry.place), what);
+        findings.push(finding.with(Some(block)));
+    }
+}
 
 /// What is wrong with a sealed segment.
 #[derive(Debug, Default)]
-pub(super) struct Verified {
+struct Verified {
     /// Payloads that do not match: place among the segment's entries, and why.
-    pub(super) payloads: Vec<(usize, Unsound)>,
+    payloads: Vec<(usize, Unsound)>,
     /// Units where a frame head should be that leads to payloads.
-    pub(super) frame_heads: Vec<(u32, String)>,
+    frame_heads: Vec<(u32, String)>,
     /// Units where a frame is that never became whole. A crash leaves those.
-    pub(super) torn_frames: Vec<u32>,
+    torn_frames: Vec<u32>,
     /// Payloads read.
-    pub(super) blocks: u64,
+    blocks: u64,
     /// Bytes of them.
-    pub(super) bytes: u64,
+    bytes: u64,
 }
 
 /// One pass over a segment.
@@ -38,7 +116,7 @@ struct Pass<'p, 'a> {
 }
 
 /// Verifies a sealed segment; `progress` is told the bytes of each payload.
-pub(super) fn verify(
+fn verify(
     reader: &mut UnitReader<'_>,
     segment: &Segment,
     head: &SegmentHead,
@@ -66,8 +144,7 @@ pub(super) fn verify(
 }
 
 /// Whether entries of a kind have a payload.
-pub(super) const fn has_payload(kind: terrace_nvme::format::EntryKind) -> bool {
-    use terrace_nvme::format::EntryKind;
+const fn has_payload(kind: EntryKind) -> bool {
     matches!(kind, EntryKind::Block | EntryKind::Checkpoint)
 }
 

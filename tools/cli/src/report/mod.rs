@@ -1,5 +1,6 @@
 //! What an inspection came to, for people and for programs.
 
+mod findings;
 pub mod json;
 pub mod text;
 

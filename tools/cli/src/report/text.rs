@@ -7,14 +7,13 @@ use terrace_nvme::format::{FORMAT_VERSION, Sequence};
 use terrace_nvme::set::SetMedium;
 use terrace_types::ByteLen;
 
-use super::{ReportOptions, SegmentTally, live_blocks, segment_blocks};
+use super::{ReportOptions, SegmentTally, findings, live_blocks, segment_blocks};
 use crate::inspect::catalog::Tally;
 use crate::inspect::device::Device;
-use crate::inspect::findings::{hex, printable};
 use crate::inspect::segment::Segment;
 use crate::inspect::set::{SetView, state_word};
 use crate::inspect::survey::{Origin, SuperblockCopy};
-use crate::inspect::{BlockName, Finding, Inspection, Severity, VerifyTotals};
+use crate::inspect::{Inspection, VerifyTotals};
 
 /// Writes the report.
 ///
@@ -45,7 +44,7 @@ pub fn write(
     if let Some(verified) = &inspection.verified {
         write_verified(out, verified)?;
     }
-    write_findings(out, inspection)
+    findings::write(out, inspection)
 }
 
 fn row(out: &mut dyn Write, name: &str, text: impl std::fmt::Display) -> io::Result<()> {
@@ -255,13 +254,6 @@ fn write_segment(out: &mut dyn Write, segment: &Segment) -> io::Result<()> {
     )
 }
 
-fn key_text(key: &[u8]) -> String {
-    match printable(key) {
-        Some(text) => format!("{} {text:?}", hex(key)),
-        None => hex(key),
-    }
-}
-
 fn write_keys(out: &mut dyn Write, inspection: &Inspection) -> io::Result<()> {
     writeln!(
         out,
@@ -272,7 +264,7 @@ fn write_keys(out: &mut dyn Write, inspection: &Inspection) -> io::Result<()> {
         writeln!(
             out,
             "  {name} {} {} {} {}:{}:{} {:016x}{damaged}",
-            key_text(&entry.key),
+            findings::key_text(&entry.key),
             entry.len,
             sequence(entry.sequence),
             segment.device,
@@ -293,52 +285,4 @@ fn write_verified(out: &mut dyn Write, verified: &VerifyTotals) -> io::Result<()
         out,
         "\nverified {blocks} payloads, {bytes}, in {seconds:.2} s ({rate:.2} GB/s)"
     )
-}
-
-fn write_findings(out: &mut dyn Write, inspection: &Inspection) -> io::Result<()> {
-    let of = |severity: Severity| {
-        let findings = inspection.findings.iter();
-        findings.filter(move |finding| finding.severity == severity)
-    };
-    if of(Severity::Notice).next().is_some() {
-        writeln!(out, "\nnotices")?;
-    }
-    for finding in of(Severity::Notice) {
-        writeln!(out, "  {}", finding_text(inspection, finding))?;
-    }
-    let count = inspection.damages();
-    if count == 0 {
-        let depth = match inspection.verified {
-            Some(_) => "",
-            None => " (payloads of sealed segments were not read: --verify does)",
-        };
-        return writeln!(out, "\nno damage found{depth}");
-    }
-    writeln!(out, "\ndamage: {count}")?;
-    for finding in of(Severity::Damage) {
-        writeln!(out, "  {}", finding_text(inspection, finding))?;
-    }
-    Ok(())
-}
-
-fn finding_text(inspection: &Inspection, finding: &Finding) -> String {
-    let device = finding.device.and_then(|at| inspection.devices.get(at));
-    let mut text = device.map_or(String::new(), |it| format!("{}: ", it.medium.name()));
-    if let Some((segment, unit)) = finding.segment {
-        text += &format!("segment {segment}, unit {unit}: ");
-    }
-    if let Some(block) = &finding.block {
-        text += &block_text(block);
-    }
-    text + &finding.what
-}
-
-fn block_text(block: &BlockName) -> String {
-    let state = match block.live {
-        Some(true) => "live block",
-        Some(false) => "dead block",
-        None => "block",
-    };
-    let (key, len) = (key_text(&block.key), ByteLen(u64::from(block.len)));
-    format!("{state} {key} of {} ({len}): ", block.namespace)
 }
