@@ -538,3 +538,47 @@ fn block_is_read_past_dram_into_caller_memory() {
         engine.close(CLOSE).await;
     });
 }
+
+#[test]
+fn what_is_stored_after_a_namespace_was_dropped_survives_resharding() {
+    let file = Scratch::new("drop-reshard");
+    block_on(async {
+        let engine = Engine::open(EngineConfig {
+            shards: 2,
+            ..config(4, &file, 128)
+        })
+        .unwrap();
+        let ns = engine.namespace("m").unwrap();
+        for number in 0..100 {
+            put(&engine, ns, number, 9000, Durability::Durable).await;
+        }
+        assert_eq!(engine.remove_namespace(ns).await, Ok(100));
+        for number in 0..40 {
+            let outcome = put(&engine, ns, number, 9000, Durability::Durable).await;
+            assert_eq!(outcome, DURABLE);
+        }
+        engine.close(CLOSE).await;
+        for shards in [1, 2] {
+            let engine = Engine::open(EngineConfig {
+                shards,
+                ..config(4, &file, 128)
+            })
+            .unwrap();
+            let all: Vec<u64> = (0..40).collect();
+            assert_eq!(served(&engine, 100, 9000).await, all, "{shards} shards");
+            engine.close(CLOSE).await;
+        }
+    });
+}
+
+#[test]
+fn file_made_for_an_open_that_failed_does_not_stay() {
+    let file = Scratch::new("too-small");
+    let error = Engine::open(EngineConfig {
+        shards: 2,
+        ..config(4, &file, 64)
+    });
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("2 shards need 4 each"), "{error}");
+    assert!(!file.0.exists());
+}

@@ -12,6 +12,21 @@ use crate::limits::{KEY_LEN_MAX, NAMESPACE_LEN_MAX};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyHash(pub u64);
 
+impl KeyHash {
+    /// The key's hash within the namespace named `namespace`; for readers of a device, which
+    /// know names only.
+    #[must_use]
+    pub fn of_named(namespace: &str, key: &[u8]) -> Self {
+        Self(xxh3_64_with_seed(key, xxh3_64(namespace.as_bytes())))
+    }
+
+    /// The shard among `shards` that owns the key: the hash's upper half, scaled to the count.
+    #[must_use]
+    pub const fn shard(self, shards: u32) -> u32 {
+        (((self.0 >> 32) * shards as u64) >> 32) as u32
+    }
+}
+
 /// The number under which a shard's index keeps a block's record: dense, small and reused, so
 /// that policies keep their state in arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

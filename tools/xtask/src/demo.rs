@@ -54,22 +54,28 @@ fn run_steps(
     }
     steps.run("replay", || {
         let program = workspace.target().join("release/terrace-bench");
-        process::run(&mut replay(&program, trace.as_deref())).map(|()| Done::Passed)
+        let device = workspace.target().join("demo.nvme");
+        process::run(&mut replay(&program, &device, trace.as_deref())).map(|()| Done::Passed)
     })
 }
 
-/// The replay of the demo; without a trace the tool makes one of its own.
-fn replay(program: &Path, trace: Option<&Path>) -> Command {
+/// The replay of the demo, on DRAM and a file that is removed again; without a trace the tool
+/// makes one of its own.
+fn replay(program: &Path, device: &Path, trace: Option<&Path>) -> Command {
     let mut command = Command::new(program);
     command.args([
         "replay",
         "--requests",
-        "1000",
+        "2000",
         "--dram",
-        "512MiB",
+        "256MiB",
         "--block-len",
         "64KiB",
+        "--nvme",
+        "2GiB",
+        "--scratch",
     ]);
+    command.arg("--nvme-path").arg(device);
     if let Some(trace) = trace {
         command.arg("--trace").arg(trace);
     }
@@ -116,7 +122,7 @@ mod tests {
     #[test]
     fn replay_names_a_trace_only_when_there_is_one() {
         let arguments = |trace: Option<&Path>| {
-            let command = replay(Path::new("terrace-bench"), trace);
+            let command = replay(Path::new("terrace-bench"), Path::new("d"), trace);
             command
                 .get_args()
                 .map(|a| a.to_string_lossy().into_owned())

@@ -88,7 +88,7 @@ impl Devices {
         if !nvme.is_used() {
             return Ok(None);
         }
-        let mut opened = Vec::new();
+        let (mut opened, mut made) = (Vec::new(), Vec::new());
         let outcome = open_all(nvme, &mut opened).and_then(|()| {
             let files = opened.iter().map(|device| {
                 let polled = nvme.io_poll != Use::Off && probe_polled(&device.file);
@@ -96,6 +96,7 @@ impl Devices {
             });
             let files: Vec<_> = files.collect();
             check_polling(nvme, &files)?;
+            made.extend(opened.iter().map(|device| device.created));
             let media = opened.drain(..).map(|device| {
                 let medium: Box<dyn SetMedium> = Box::new(device);
                 medium
@@ -104,7 +105,8 @@ impl Devices {
             Ok(Self { set, files })
         });
         if outcome.is_err() {
-            remove_made(nvme, &opened);
+            made.extend(opened.iter().map(|device| device.created));
+            remove_made(nvme, &made);
         }
         outcome.map(Some)
     }
@@ -186,11 +188,11 @@ fn wipe(device: &OpenedDevice) -> std::io::Result<()> {
 }
 
 /// Files that were made for an open that failed do not stay.
-fn remove_made(nvme: &NvmeConfig, opened: &[OpenedDevice]) {
-    let made = nvme.paths.iter().zip(opened);
-    for (path, _) in made.filter(|(_, device)| device.created) {
+fn remove_made(nvme: &NvmeConfig, made: &[bool]) {
+    for (path, _) in nvme.paths.iter().zip(made).filter(|(_, made)| **made) {
         if let Err(error) = std::fs::remove_file(path) {
-            tracing::warn!(path = %path.display(), %error, "a file that was made could not be removed");
+            let path = path.display();
+            tracing::warn!(%path, %error, "a file that was made could not be removed");
         }
     }
 }

@@ -72,7 +72,7 @@ impl Engine {
         Self::builder(config).open()
     }
 
-    /// An engine with a policy or a tier of the embedder's own.
+    /// An engine with a policy of the embedder's own.
     #[must_use]
     pub fn builder(config: EngineConfig) -> EngineBuilder {
         EngineBuilder::new(config)
@@ -336,10 +336,10 @@ impl Drop for Inner {
     }
 }
 
-/// The shard of a hash: its upper half, scaled to the count.
+/// The shard that owns a key.
 #[must_use]
-pub fn route(hash: KeyHash, shards: usize) -> usize {
-    (((hash.0 >> 32) * shards as u64) >> 32) as usize
+pub const fn route(hash: KeyHash, shards: usize) -> usize {
+    hash.shard(shards as u32) as usize
 }
 
 #[cfg(test)]

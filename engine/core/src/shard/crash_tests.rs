@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use terrace_nvme::mem::{MemImage, SeededFaults};
+use terrace_nvme::tier::{Location, Phase};
 use terrace_runtime::sim::Sim;
 use terrace_types::{BlockKey, Lookup, PutOutcome, Tier};
 
@@ -30,6 +31,8 @@ struct Known {
     floor: u64,
     /// The version that was acknowledged as durable.
     durable: Option<u64>,
+    /// Where it lay then.
+    location: Option<Location>,
     /// The version that the shard serves, as far as it did not give it up.
     current: Option<u64>,
     /// A removal was begun and not acknowledged: an older version may come back.
@@ -111,6 +114,7 @@ impl Client {
             .within(|| format!("{}: put", self.context), CALL_MAX, put);
         match put.await {
             PutOutcome::Stored { durable } => self.told(number, |known| {
+                known.location = self.world.location_of(key);
                 if durable || !known.unsure {
                     known.floor = version - 1;
                     known.durable = None;
@@ -124,6 +128,7 @@ impl Client {
             PutOutcome::AlreadyExists { durable } => self.told(number, |known| {
                 assert!(known.current.is_some(), "{}: it was removed", self.context);
                 if durable {
+                    known.location = self.world.location_of(key);
                     known.durable = known.current;
                     known.floor = known.current.unwrap_or(1) - 1;
                     known.unsure = false;
@@ -257,6 +262,7 @@ async fn audit(world: &World, model: &Model, strict: bool, context: &str) {
                 *known = Known {
                     floor: version.map_or(latest, |version| version - 1),
                     durable: version,
+                    location: world.location_of(&key),
                     current: version,
                     unsure: false,
                 }
@@ -271,11 +277,19 @@ fn excuse(world: &World, model: &Model, strict: bool, context: &str) {
         for number in 0..KEYS {
             let key = key(world, client, number);
             model.with(client, number, |known| {
-                if known.durable.is_some() && (world.was_evicted(&key) || !world.is_below(&key)) {
-                    assert!(
-                        !strict,
-                        "{context}, client {client}, key {number}: given up, {known:?}"
-                    );
+                let gone = match world.location_of(&key) {
+                    None => true,
+                    Some(_) if strict => false,
+                    Some(location) => match world.phase_of(location) {
+                        // What goes with a segment that is being reclaimed may be gone already.
+                        Phase::Reclaiming => true,
+                        // It stayed in DRAM when its segment went, and was written anew since.
+                        Phase::Open | Phase::Sealing => known.location != Some(location),
+                        _ => false,
+                    },
+                };
+                if known.durable.is_some() && (world.was_evicted(&key) || gone) {
+                    assert!(!strict, "{context}, client {client}, key {number}: {known:?}");
                     known.durable = None;
                 }
             });
@@ -369,7 +383,6 @@ fn generation(
         world.shard.recover(warm),
     ));
     world.shard.check();
-    if std::env::var("DBG").is_ok() {
         println!(
             "epoch {epoch} {:?} {:?}",
             world.shard.recovery(),
@@ -437,6 +450,7 @@ fn close_model(world: &World, model: &Model) {
             );
             model.with(client, number, |known| {
                 if there && known.current.is_some() {
+                    known.location = world.location_of(&key(world, client, number));
                     known.durable = known.current;
                 }
             });

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use terrace_nvme::IoBuffer;
 use terrace_nvme::format::EntryKind;
-use terrace_nvme::tier::{NvmeTier, Record, Ticket, TierError};
+use terrace_nvme::tier::{Location, NvmeTier, Placed, Record, TierError};
 use terrace_slab::PinnedBlock;
 use terrace_types::{Access, BlockIx, Hint};
 
@@ -44,23 +44,23 @@ impl Shard {
     }
 
     async fn write_down(self: &Rc<Self>) {
-        let mut under_way: VecDeque<(BlockIx, Ticket)> = VecDeque::new();
+        let mut under_way: VecDeque<(BlockIx, Placed)> = VecDeque::new();
         loop {
             self.end_demotions(&mut under_way);
             match self.next_step(&under_way) {
                 Step::Write(block) => match self.write_block(block, &Hint::default()).await {
-                    Ok(Some(ticket)) => under_way.push_back((block, ticket)),
-                    Ok(None) => self.end_demotion(block, Ok(())),
-                    Err(error) => self.end_demotion(block, Err(error)),
+                    Ok(Some(placed)) => under_way.push_back((block, placed)),
+                    Ok(None) => self.end_demotion(block, None, Ok(())),
+                    Err(error) => self.end_demotion(block, None, Err(error)),
                 },
                 Step::Await => {
-                    let Some((_, ticket)) = under_way.front() else {
+                    let Some((_, placed)) = under_way.front() else {
                         continue;
                     };
                     if let Some(tier) = &self.tier {
-                        tier.hasten(*ticket);
+                        tier.hasten(placed.ticket);
                         // Failure is taken in with the block.
-                        let _ = tier.written(*ticket).await;
+                        let _ = tier.written(placed.ticket).await;
                     }
                 }
                 Step::End => return,
@@ -68,7 +68,7 @@ impl Shard {
         }
     }
 
-    fn next_step(&self, under_way: &VecDeque<(BlockIx, Ticket)>) -> Step {
+    fn next_step(&self, under_way: &VecDeque<(BlockIx, Placed)>) -> Step {
         if under_way.len() >= WRITES_MAX {
             return Step::Await;
         }
@@ -101,13 +101,14 @@ impl Shard {
     }
 
     /// Ends the demotions whose writes are complete.
-    fn end_demotions(self: &Rc<Self>, under_way: &mut VecDeque<(BlockIx, Ticket)>) {
+    fn end_demotions(self: &Rc<Self>, under_way: &mut VecDeque<(BlockIx, Placed)>) {
         let Some(tier) = &self.tier else { return };
-        while let Some((block, ticket)) = under_way.front().copied() {
-            match tier.is_written(ticket) {
+        while let Some((block, placed)) = under_way.front().copied() {
+            let location = Some(placed.location);
+            match tier.is_written(placed.ticket) {
                 Ok(false) => return,
-                Ok(true) => self.end_demotion(block, Ok(())),
-                Err(error) => self.end_demotion(block, Err(error)),
+                Ok(true) => self.end_demotion(block, location, Ok(())),
+                Err(error) => self.end_demotion(block, location, Err(error)),
             }
             under_way.pop_front();
         }
@@ -121,7 +122,7 @@ impl Shard {
         self: &Rc<Self>,
         block: BlockIx,
         hint: &Hint,
-    ) -> Result<Option<Ticket>, TierError> {
+    ) -> Result<Option<Placed>, TierError> {
         let Some(tier) = &self.tier else {
             return Err(TierError::ReadOnly);
         };
@@ -143,10 +144,10 @@ impl Shard {
                     },
                 };
                 match state.place(self, tier, block, hint, buffer) {
-                    Ok(ticket) => {
+                    Ok(placed) => {
                         drop(state);
                         self.start_reclaim();
-                        return Ok(Some(ticket));
+                        return Ok(Some(placed));
                     }
                     Err(buffer) => pinned = Some(buffer),
                 }
@@ -164,7 +165,12 @@ impl Shard {
 
     /// Takes in what a demotion's write came to: the block leaves DRAM, stays for a reader that
     /// came meanwhile, or is gone because its key was removed.
-    fn end_demotion(self: &Rc<Self>, block: BlockIx, written: Result<(), TierError>) {
+    fn end_demotion(
+        self: &Rc<Self>,
+        block: BlockIx,
+        location: Option<Location>,
+        written: Result<(), TierError>,
+    ) {
         // The write's own pin came back with its memory.
         self.drain_returns();
         let mut state = self.state.borrow_mut();
@@ -172,6 +178,7 @@ impl Shard {
         state.demoting -= 1;
         let record = state.index.record_mut(block);
         record.flags &= !DEMOTING;
+        let below = record.below();
         let (erased, len, pins, id) = (record.is(ERASED), record.len, record.pins, record.hash());
         match written {
             Ok(()) => {
@@ -181,7 +188,10 @@ impl Shard {
             Err(error) => {
                 tracing::warn!(shard = self.number, %error, "a block could not be written below");
                 state.counters.demotions_failed += 1;
-                state.unplace(block, self.tier.as_deref());
+                // It may have been written again elsewhere meanwhile.
+                if !erased && location.is_some() && location == below {
+                    state.lose_below(block, self.tier.as_deref());
+                }
             }
         }
         if erased {
@@ -265,7 +275,7 @@ impl State {
         block: BlockIx,
         hint: &Hint,
         buffer: IoBuffer,
-    ) -> Result<Ticket, IoBuffer> {
+    ) -> Result<Placed, IoBuffer> {
         let record = self.index.record(block);
         let namespace = self.epochs.namespace_of(record.namespace());
         let Some(name) = self.epochs.name_of(namespace, &shard.registry) else {
@@ -290,11 +300,21 @@ impl State {
         let record = self.index.record_mut(block);
         record.set_below(Some(placed.location));
         record.flags &= !WARM;
-        Ok(placed.ticket)
+        Ok(placed)
     }
 
-    /// The write of a block failed: it lies in DRAM only.
-    pub(super) fn unplace(&mut self, block: BlockIx, tier: Option<&NvmeTier>) {
+    /// The copy of a block below is bad: it lies in DRAM only. The device may hold it all the
+    /// same.
+    pub(super) fn lose_below(&mut self, block: BlockIx, tier: Option<&NvmeTier>) {
+        if let (Some(_), Some(tier)) = (self.index.record(block).below(), tier) {
+            let hash = self.index.record(block).hash();
+            self.strays.note(hash, tier.draw_sequence());
+        }
+        self.unplace(block, tier);
+    }
+
+    /// A block does not lie below any more.
+    fn unplace(&mut self, block: BlockIx, tier: Option<&NvmeTier>) {
         let record = self.index.record_mut(block);
         let (location, len) = (record.below(), record.len);
         record.set_below(None);

@@ -210,7 +210,8 @@ impl Shard {
                             value: self.local_pin(found),
                         };
                     }
-                    Ok(None) => return Lookup::Miss,
+                    // It is gone, or came up and may not be pinned now: look again.
+                    Ok(None) => {}
                     Err(reason) => return self.count_unavailable(reason),
                 },
             }
@@ -400,9 +401,14 @@ impl Shard {
         let Some(writer) = self.room_for(u64::from(len), deadline).await else {
             return Err(UnavailableReason::NoRoom);
         };
-        // Its segment may have been reclaimed while there was no room.
-        let location = self.state.borrow().index.record(block).below();
-        let (Some(tier), Some(location)) = (&self.tier, location) else {
+        // Its segment may be reclaimed while there is no room, or while others go first.
+        let location = || self.state.borrow().index.record(block).below();
+        if let (ReadClass::Prefetch, Some(tier), Some(location)) =
+            (arrival.class(), &self.tier, location())
+        {
+            tier.prefetch_turn(location).await;
+        }
+        let (Some(tier), Some(location)) = (&self.tier, location()) else {
             return Ok(None);
         };
         let read = tier.read(location, len, IoBuffer::Writer(writer), arrival.class());
@@ -446,7 +452,14 @@ impl Shard {
     pub(super) fn give_up_damaged(self: &Rc<Self>, block: BlockIx) {
         let mut state = self.state.borrow_mut();
         state.counters.checksum_mismatches += 1;
+        if state.index.record(block).slot().is_some() {
+            // DRAM has it as it should be: only the copy below is given up.
+            state.lose_below(block, self.tier.as_deref());
+            return;
+        }
         let tombstone = state.tombstone_of(self, block);
+        state.counters.evictions += 1;
+        state.emit(self.number, EventKind::Evicted, block);
         state.erase(block, self.tier.as_deref());
         drop(state);
         tracing::error!(

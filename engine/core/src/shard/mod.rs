@@ -124,6 +124,7 @@ struct State {
     writer_runs: bool,
     reclaimer_runs: bool,
     sweeper_runs: bool,
+    strays: remove::Strays,
 }
 
 /// See the module's text.
@@ -215,6 +216,7 @@ impl Shard {
             writer_runs: false,
             reclaimer_runs: false,
             sweeper_runs: false,
+            strays: remove::Strays::default(),
         };
         let now = Cell::new(runtime.now());
         Ok(Rc::new(Self {
@@ -374,8 +376,9 @@ impl Shard {
                 payload += u64::from(record.len);
                 known += usize::from(!record.is(crate::index::DEMOTING));
             } else {
+                let moves = record.is(crate::index::DEMOTING | crate::index::PROMOTING);
                 assert!(
-                    record.pins > 0,
+                    record.pins > 0 || moves,
                     "{block:?} was erased and is held by nothing"
                 );
             }

@@ -104,14 +104,16 @@ impl Shard {
             .borrow()
             .policy
             .save(&mut |block, _| order.push(block));
-        if order.is_empty() {
+        // A policy saves what goes first first: the most valuable comes last.
+        order.reverse();
+        {
+            // It does not know what is on its way down, or saves nothing.
             let state = self.state.borrow();
             let all = state.index.scan(0, u32::MAX);
             let in_dram = all.filter(|(_, record)| record.slot().is_some());
             order.extend(in_dram.map(|(block, _)| block));
         }
-        // A policy saves what goes first first: the most valuable comes last.
-        for block in order.into_iter().rev() {
+        for block in order {
             if self.write_block(block, &Hint::default()).await?.is_some() {
                 *written += 1;
             }
@@ -120,6 +122,11 @@ impl Shard {
             self.write_checkpoint(tier, payload).await?;
         }
         tier.sync().await?;
+        // A segment that is being emptied needs the open one for what is kept of it.
+        while tier.is_reclaiming() {
+            self.start_reclaim();
+            tier.changed().await;
+        }
         tier.close().await
     }
 

@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use terrace_nvme::tier::TierError;
+use terrace_nvme::tier::{Phase, Placed, TierError};
 use terrace_runtime::Runtime;
 use terrace_slab::SlotWriter;
 use terrace_types::{BlockIx, BlockKey, Checksum, Hint, PutOutcome, RejectReason, RequestContext};
@@ -13,7 +13,7 @@ use terrace_types::{BlockIx, BlockKey, Checksum, Hint, PutOutcome, RejectReason,
 use super::{Shard, State};
 use crate::config::WriteMode;
 use crate::events::EventKind;
-use crate::index::Record;
+use crate::index::{ERASED, PROMOTING, Record};
 use crate::policy::Admission;
 use crate::shard::GetOptions;
 
@@ -191,18 +191,27 @@ impl Shard {
                 }
                 (block, record.below())
             };
-            if let Some(location) = below {
-                tier.durable_at(location).await?;
-                return Ok(true);
+            match below.map(|location| (location, tier.phase(tier.split(location).0))) {
+                // It moves or goes with its segment: look again then.
+                Some((_, Phase::Reclaiming)) => {
+                    tier.changed().await;
+                    continue;
+                }
+                Some((location, _)) => {
+                    tier.durable_at(location).await?;
+                    return Ok(true);
+                }
+                None => {}
             }
-            let Some(ticket) = self.write_block(block, hint).await? else {
+            let Some(placed) = self.write_block(block, hint).await? else {
                 // Somebody else was faster: look again.
+                self.runtime.yield_now().await;
                 continue;
             };
-            return match tier.durable(ticket).await {
+            return match tier.durable(placed.ticket).await {
                 Ok(()) => Ok(true),
                 Err(error) => {
-                    self.write_failed(key, block);
+                    self.write_failed(block, placed);
                     Err(error)
                 }
             };
@@ -210,11 +219,19 @@ impl Shard {
     }
 
     /// The write of a block that stays in DRAM failed: it does not lie below.
-    fn write_failed(&self, key: &BlockKey, block: BlockIx) {
+    fn write_failed(&self, block: BlockIx, placed: Placed) {
         let mut state = self.state.borrow_mut();
-        let epoch = state.epochs.of(key.namespace());
-        if epoch.and_then(|ns| state.index.find(key, ns)) == Some(block) {
-            state.unplace(block, self.tier.as_deref());
+        let record = state.index.record(block);
+        // The number may be another block's by now, or this one was written again elsewhere.
+        if record.is(ERASED) || record.below() != Some(placed.location) {
+            return;
+        }
+        state.lose_below(block, self.tier.as_deref());
+        let record = state.index.record(block);
+        if record.slot().is_none() && !record.is(PROMOTING) {
+            state.counters.evictions += 1;
+            state.emit(self.number, EventKind::Evicted, block);
+            state.erase(block, self.tier.as_deref());
         }
     }
 
@@ -257,13 +274,18 @@ impl Shard {
                 return;
             };
             let written = match shard.write_block(block, &hint).await {
-                Ok(Some(ticket)) => tier.written(ticket).await,
+                Ok(Some(placed)) => {
+                    let written = tier.written(placed.ticket).await;
+                    if written.is_err() {
+                        shard.write_failed(block, placed);
+                    }
+                    written
+                }
                 Ok(None) => return,
                 Err(error) => Err(error),
             };
             if let Err(error) = written {
                 tracing::warn!(shard = shard.number, %error, "a block was not written through");
-                shard.write_failed(&key, block);
             }
         }));
     }

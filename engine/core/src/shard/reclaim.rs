@@ -29,6 +29,15 @@ const REINSERTIONS_AT_ONCE: usize = 16;
 const KEEP_NUMERATOR: u64 = 9;
 const KEEP_DENOMINATOR: u64 = 10;
 
+/// For which shard a segment is emptied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// The one that reclaims it.
+    Owner,
+    /// One that has blocks in it.
+    Guest,
+}
+
 /// What is written again of a segment.
 struct Kept {
     kind: EntryKind,
@@ -42,6 +51,28 @@ struct Kept {
     hint: Hint,
     /// Recently used ones are kept first when not all can be.
     rank: u32,
+}
+
+/// What became of something that was to be kept.
+enum Reinserted<'a> {
+    /// It was placed.
+    At(&'a Kept, Location, Ticket),
+    /// It does not count any more, cannot be read, or is a block that has no room.
+    Gone,
+    /// A tombstone that has no room.
+    Homeless,
+    /// The device does not take it.
+    Failed,
+}
+
+impl Kept {
+    /// A block goes with its segment; a tombstone may not.
+    const fn without_room(&self) -> Reinserted<'static> {
+        match self.kind {
+            EntryKind::Tombstone | EntryKind::NamespaceTombstone => Reinserted::Homeless,
+            EntryKind::Block | EntryKind::Checkpoint => Reinserted::Gone,
+        }
+    }
 }
 
 impl Shard {
@@ -75,10 +106,13 @@ impl Shard {
             Next::Blank(segment) => tier.renew(segment).await.map(|()| tier.release(segment)),
             Next::Oldest(segment) => self.reclaim(tier, segment).await,
         };
-        if let Err(error) = outcome {
-            tracing::warn!(shard = self.number, %error, "a segment could not be reclaimed");
+        match outcome {
+            Ok(()) => self.start_reclaim(),
+            // The next write that needs room tries again.
+            Err(error) => {
+                tracing::warn!(shard = self.number, %error, "a segment could not be reclaimed");
+            }
         }
-        self.start_reclaim();
     }
 
     //= docs/on-disk-format.md#OD-5
@@ -89,11 +123,14 @@ impl Shard {
     ) -> Result<(), TierError> {
         let contents = tier.contents(segment).await.ok();
         let (device, number, shared) = tier.identify(segment);
-        if shared {
-            self.ask_peers(device, number).await;
-        }
+        let mut moved = !shared || self.ask_peers(device, number).await;
         if let Some(contents) = &contents {
-            self.keep(tier, contents).await;
+            moved &= self.keep(tier, contents, Part::Owner).await;
+        }
+        if !moved {
+            // Without its tombstones a segment may not go: what they hide could come back.
+            tier.keep_segment(segment);
+            return Err(TierError::NoRoom);
         }
         tier.renew(segment).await?;
         self.forget_segment(tier, segment, contents.as_ref());
@@ -102,7 +139,9 @@ impl Shard {
     }
 
     /// Has the other shards take what is theirs out of a segment written under another count.
-    async fn ask_peers(self: &Rc<Self>, device: DeviceId, number: u32) {
+    /// False when one of them could not move a tombstone.
+    async fn ask_peers(self: &Rc<Self>, device: DeviceId, number: u32) -> bool {
+        let mut moved = true;
         for (peer, sender) in self.peers.iter().enumerate() {
             if peer == self.number {
                 continue;
@@ -111,51 +150,63 @@ impl Shard {
             let job: Job = Box::new(move |shard| {
                 let shard = Rc::clone(shard);
                 Some(Box::pin(async move {
-                    shard.leave_segment(device, number).await;
-                    let _ = done.send(());
+                    let _ = done.send(shard.leave_segment(device, number).await);
                 }))
             });
-            if sender.send(job).await.is_ok() {
-                // A shard that is fenced or closed does not answer and reads no more.
-                let _ = answer.await;
-            }
+            // A shard that is fenced or closed does not answer: its tombstones stay unmoved.
+            moved &= sender.send(job).await.is_ok() && answer.await.unwrap_or(false);
         }
+        moved
     }
 
     /// Another shard reclaims a segment: what is kept of this shard's blocks moves, the rest is
-    /// forgotten.
-    async fn leave_segment(self: &Rc<Self>, device: DeviceId, number: u32) {
-        let Some(tier) = &self.tier else { return };
+    /// forgotten. False when a tombstone could not be moved.
+    async fn leave_segment(self: &Rc<Self>, device: DeviceId, number: u32) -> bool {
+        let Some(tier) = &self.tier else { return true };
         let Some(segment) = tier.find(device, number) else {
-            return;
+            return true;
         };
         let contents = tier.contents(segment).await.ok();
-        if let Some(contents) = &contents {
-            self.keep(tier, contents).await;
+        if let Some(contents) = &contents
+            && !self.keep(tier, contents, Part::Guest).await
+        {
+            return false;
         }
         self.forget_segment(tier, segment, contents.as_ref());
         while tier.readers(segment) > 0 {
             tier.changed().await;
         }
         tier.leave_guest(segment);
+        true
     }
 
-    /// Writes again what is worth it, and waits until that is durable.
-    async fn keep(self: &Rc<Self>, tier: &Rc<NvmeTier>, contents: &Contents) {
-        let kept = self.choose(tier, contents);
-        let writes = stream::iter(&kept).map(|kept| self.reinsert(tier, kept));
-        let placed: Vec<Option<(&Kept, Location, Ticket)>> = writes
+    /// Writes again what is worth it, and waits until that is durable. False when a tombstone
+    /// is not.
+    async fn keep(self: &Rc<Self>, tier: &Rc<NvmeTier>, contents: &Contents, part: Part) -> bool {
+        let kept = self.choose(tier, contents, part);
+        let writes = stream::iter(&kept).map(|kept| self.reinsert(tier, kept, part));
+        let outcomes: Vec<Reinserted<'_>> = writes
             .buffer_unordered(REINSERTIONS_AT_ONCE)
             .collect()
             .await;
-        for (kept, location, ticket) in placed.into_iter().flatten() {
-            if tier.durable(ticket).await.is_ok() {
-                self.move_below(tier, kept, location);
+        let mut moved = true;
+        for outcome in outcomes {
+            match outcome {
+                Reinserted::At(kept, location, ticket) => {
+                    if tier.durable(ticket).await.is_ok() {
+                        self.move_below(tier, kept, location);
+                    } else {
+                        moved &= kept.block.is_some();
+                    }
+                }
+                Reinserted::Gone => {}
+                Reinserted::Homeless | Reinserted::Failed => moved = false,
             }
         }
+        moved
     }
 
-    fn choose(&self, tier: &NvmeTier, contents: &Contents) -> Vec<Kept> {
+    fn choose(&self, tier: &NvmeTier, contents: &Contents, part: Part) -> Vec<Kept> {
         let segment = contents.segment();
         let mut state = self.state.borrow_mut();
         let mut kept = Vec::new();
@@ -163,6 +214,9 @@ impl Shard {
             kept.extend(state.worth_keeping(self, tier, entry, segment));
         });
         drop(state);
+        if part == Part::Guest {
+            return kept;
+        }
         kept.sort_by_key(|kept| kept.rank);
         let most = tier.segment_len(segment) / KEEP_DENOMINATOR * KEEP_NUMERATOR;
         let mut left = match tier.keep_room(segment) {
@@ -187,18 +241,25 @@ impl Shard {
         self: &Rc<Self>,
         tier: &Rc<NvmeTier>,
         kept: &'a Kept,
-    ) -> Option<(&'a Kept, Location, Ticket)> {
+        part: Part,
+    ) -> Reinserted<'a> {
+        let segment = tier.split(kept.location).0;
         let mut buffer = IoBuffer::None;
         if kept.len > 0 {
             let memory = IoBuffer::Owned(AlignedBuffer::zeroed(kept.len as usize));
             let read = tier.read(kept.location, kept.len, memory, ReadClass::Background);
-            let memory = read.await.buffer.and_then(IoBuffer::owned)?;
+            let outcome = read.await;
+            let memory = outcome.buffer.and_then(IoBuffer::owned);
+            let (Ok(()), Some(memory)) = (outcome.result, memory) else {
+                // It cannot be read: it goes with the segment.
+                return Reinserted::Gone;
+            };
             let payload = &memory.bytes()[..kept.len as usize];
             if Checksum::of_named(&kept.namespace, &kept.key, payload) != kept.checksum {
                 if let Some(block) = kept.block.filter(|_| self.still_at(kept)) {
                     self.give_up_damaged(block);
                 }
-                return None;
+                return Reinserted::Gone;
             }
             buffer = IoBuffer::Owned(memory);
         }
@@ -210,18 +271,28 @@ impl Shard {
             len: kept.len,
             hint: kept.hint,
             sequence: Some(kept.sequence),
-            from: Some(tier.split(kept.location).0),
+            // Room was set aside by the owner for what is its own, and for all tombstones.
+            from: (part == Part::Owner || kept.block.is_none()).then_some(segment),
         };
         loop {
             if !self.still_at(kept) {
-                return None;
+                return Reinserted::Gone;
             }
             match tier.try_place(&record, buffer) {
-                Ok(placed) => return Some((kept, placed.location, placed.ticket)),
+                Ok(placed) => return Reinserted::At(kept, placed.location, placed.ticket),
                 Err(back) => buffer = back,
             }
+            // A guest waits for its turn, not for a segment: two shards could wait for each
+            // other. A device that is being emptied waits for no other shard.
+            if record.from.is_none() && !tier.is_draining(segment) && !tier.has_space(kept.len) {
+                return kept.without_room();
+            }
             let deadline = self.runtime.now() + self.config.nvme.io_deadline;
-            tier.room(kept.len, record.from, deadline).await.ok()?;
+            match tier.room(kept.len, record.from, deadline).await {
+                Ok(_) => {}
+                Err(TierError::NoRoom) => return kept.without_room(),
+                Err(_) => return Reinserted::Failed,
+            }
         }
     }
 
@@ -250,8 +321,8 @@ impl Shard {
     /// The index forgets all that it still finds in a segment.
     fn forget_segment(&self, tier: &NvmeTier, segment: SegmentIx, contents: Option<&Contents>) {
         let mut state = self.state.borrow_mut();
-        let Some(contents) = contents else {
-            // What the segment held cannot be read: look through the index.
+        let Some(contents) = contents.filter(|contents| !contents.walked) else {
+            // What the segment held cannot be read, or not all of it: look through the index.
             let lost: Vec<BlockIx> = state
                 .index
                 .scan(0, u32::MAX)
@@ -324,6 +395,10 @@ impl State {
                 (Some(block), if in_dram { 1 } else { 2 + u32::from(age) })
             }
             EntryKind::Tombstone | EntryKind::NamespaceTombstone => {
+                // Each shard moves those of its own keys; a namespace has keys in all of them.
+                if entry.kind == EntryKind::Tombstone {
+                    shard.key_of(entry)?;
+                }
                 if !tier.tombstone_counts(entry.sequence, segment) {
                     return None;
                 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use terrace_nvme::format::{EntryKind, EntryRef, Sequence};
+use terrace_nvme::format::{EntryKind, EntryRef, Origin, Sequence};
 use terrace_nvme::tier::{Contents, NvmeTier, SegmentIx};
 use terrace_types::{BlockIx, BlockKey, KeyHash};
 
@@ -60,8 +60,8 @@ struct Recovery {
     /// Sequence of each record, by its number.
     sequences: Vec<Sequence>,
     tombstones: HashMap<KeyHash, Sequence>,
-    /// By namespace number.
-    namespaces: HashMap<u16, Sequence>,
+    /// By namespace number, those of each shard that wrote some.
+    namespaces: HashMap<u16, HashMap<Origin, Sequence>>,
     checkpoints: Vec<Checkpoint>,
     report: RecoveryReport,
 }
@@ -129,9 +129,10 @@ impl Shard {
                 }
             }
             EntryKind::NamespaceTombstone => {
-                if let Ok(namespace) = self.registry.get(entry.namespace) {
-                    let known = recovery.namespaces.entry(namespace.index());
-                    let known = known.or_insert(entry.sequence);
+                let origin = Origin::decode(entry.key);
+                if let (Ok(namespace), Some(origin)) = (self.registry.get(entry.namespace), origin) {
+                    let known = recovery.namespaces.entry(namespace.index()).or_default();
+                    let known = known.entry(origin).or_insert(entry.sequence);
                     *known = (*known).max(entry.sequence);
                 }
             }
@@ -150,9 +151,12 @@ impl Shard {
             .scan(0, u32::MAX)
             .filter(|(block, record)| {
                 let namespace = state.epochs.namespace_of(record.namespace());
-                let tombstone = recovery.namespaces.get(&namespace.index());
+                let tombstones = recovery.namespaces.get(&namespace.index());
                 let sequence = recovery.sequences[block.0 as usize];
-                tombstone.is_some_and(|tombstone| sequence < *tombstone)
+                let hides = |(origin, tombstone): (&Origin, &Sequence)| {
+                    origin.hides(*tombstone, sequence, record.hash())
+                };
+                tombstones.is_some_and(|tombstones| tombstones.iter().any(hides))
             })
             .map(|(block, _)| block)
             .collect();

@@ -1,12 +1,13 @@
 //! Removal: one block, or a namespace at once with its records swept afterwards.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use terrace_nvme::IoBuffer;
-use terrace_nvme::format::{EntryKind, Sequence};
+use terrace_nvme::format::{EntryKind, Origin, Sequence};
 use terrace_nvme::tier::{NvmeTier, Record, TierError};
 use terrace_types::{
-    BlockIx, BlockKey, Checksum, Hint, Lookup, Namespace, NamespaceName, Tier, UnavailableReason,
+    BlockIx, BlockKey, Checksum, Hint, KeyHash, Lookup, Namespace, NamespaceName, Tier, UnavailableReason,
 };
 
 use super::{Shard, State};
@@ -15,11 +16,59 @@ use crate::index::DEMOTING;
 
 /// A removal that has to survive a crash.
 pub(crate) struct Tombstone {
-    namespace: NamespaceName,
+    pub(super) namespace: NamespaceName,
     /// `None` when the whole namespace was removed.
-    key: Option<Box<[u8]>>,
+    pub(super) key: Option<Box<[u8]>>,
     /// Drawn when the key was taken out: what is stored later has a higher one.
-    sequence: Sequence,
+    pub(super) sequence: Sequence,
+}
+
+/// Keys of which a device may hold a record though the index does not point to it: a write
+/// failed or its removal is not durable yet. Their removal leaves a tombstone all the same.
+///
+/// What was lost track of has a sequence below the one that is noted.
+#[derive(Default)]
+pub(super) struct Strays {
+    keys: HashMap<KeyHash, Sequence>,
+    /// By namespace number.
+    namespaces: HashMap<u16, Sequence>,
+}
+
+impl Strays {
+    fn may_hold(&self, namespace: Namespace, hash: KeyHash) -> bool {
+        if self.keys.is_empty() && self.namespaces.is_empty() {
+            return false;
+        }
+        self.keys.contains_key(&hash) || self.namespaces.contains_key(&namespace.index())
+    }
+
+    fn may_hold_any(&self, namespace: Namespace) -> bool {
+        !self.keys.is_empty() || self.namespaces.contains_key(&namespace.index())
+    }
+
+    pub(super) fn note(&mut self, hash: KeyHash, sequence: Sequence) {
+        let known = self.keys.entry(hash).or_insert(sequence);
+        *known = (*known).max(sequence);
+    }
+
+    fn note_all(&mut self, namespace: Namespace, sequence: Sequence) {
+        let known = self.namespaces.entry(namespace.index()).or_insert(sequence);
+        *known = (*known).max(sequence);
+    }
+
+    fn end(&mut self, hash: KeyHash, tombstone: Sequence) {
+        if self.keys.get(&hash).is_some_and(|known| *known <= tombstone) {
+            self.keys.remove(&hash);
+        }
+    }
+
+    fn end_all(&mut self, namespace: Namespace, tombstone: Sequence) {
+        let number = namespace.index();
+        let known = self.namespaces.get(&number);
+        if known.is_some_and(|known| *known <= tombstone) {
+            self.namespaces.remove(&number);
+        }
+    }
 }
 
 /// Record numbers a sweep looks at before it lets other tasks run.
@@ -73,11 +122,15 @@ impl Shard {
 
     /// A key that is not in the index may still be on a device that is away.
     fn tombstone_of_unknown(&self, state: &mut State, key: &BlockKey) -> Option<Tombstone> {
-        let tier = self.tier.as_ref().filter(|tier| tier.always_tombstone())?;
+        let stray = state.strays.may_hold(key.namespace(), key.hash());
+        let tier = self.tier.as_ref();
+        let tier = tier.filter(|tier| stray || tier.always_tombstone())?;
+        let sequence = tier.draw_sequence();
+        state.strays.note(key.hash(), sequence);
         Some(Tombstone {
             namespace: state.epochs.name_of(key.namespace(), &self.registry)?,
             key: Some(Box::from(key.bytes())),
-            sequence: tier.draw_sequence(),
+            sequence,
         })
     }
 
@@ -87,13 +140,18 @@ impl Shard {
         let Some(tier) = &self.tier else {
             return Ok(());
         };
+        let origin = Origin {
+            shard: self.number as u32,
+            shards: self.config.shards as u32,
+        };
+        let origin = origin.encode();
         let record = Record {
             kind: match tombstone.key {
                 Some(_) => EntryKind::Tombstone,
                 None => EntryKind::NamespaceTombstone,
             },
             namespace: tombstone.namespace.as_str(),
-            key: tombstone.key.as_deref().unwrap_or_default(),
+            key: tombstone.key.as_deref().unwrap_or(&origin),
             checksum: Checksum::default(),
             len: 0,
             hint: Hint::default(),
@@ -103,11 +161,26 @@ impl Shard {
         loop {
             if let Ok(placed) = tier.try_place(&record, IoBuffer::None) {
                 self.start_reclaim();
-                return tier.durable(placed.ticket).await;
+                tier.durable(placed.ticket).await?;
+                self.end_stray(&tombstone);
+                return Ok(());
             }
             self.start_reclaim();
             let deadline = self.runtime.now() + self.config.nvme.io_deadline;
             tier.room(0, None, deadline).await?;
+        }
+    }
+
+    /// A durable tombstone hides every record that was lost track of before it.
+    fn end_stray(&self, tombstone: &Tombstone) {
+        let Ok(namespace) = self.registry.get(tombstone.namespace.as_str()) else {
+            return;
+        };
+        let mut state = self.state.borrow_mut();
+        match tombstone.key.as_deref().map(|key| namespace.key(key)) {
+            None => state.strays.end_all(namespace, tombstone.sequence),
+            Some(Ok(key)) => state.strays.end(key.hash(), tombstone.sequence),
+            Some(Err(_)) => {}
         }
     }
 
@@ -142,12 +215,16 @@ impl Shard {
         let name = state.epochs.name_of(namespace, &self.registry);
         let ended = state.epochs.end(namespace);
         let held = self.tier.as_ref();
-        let held = held.filter(|tier| ended.is_some() || tier.always_tombstone());
+        let stray = state.strays.may_hold_any(namespace);
+        let held = held.filter(|tier| ended.is_some() || stray || tier.always_tombstone());
         let tombstone = held.zip(name).map(|(tier, namespace)| Tombstone {
             namespace,
             key: None,
             sequence: tier.draw_sequence(),
         });
+        if let Some(tombstone) = &tombstone {
+            state.strays.note_all(namespace, tombstone.sequence);
+        }
         let Some(epoch) = ended else {
             return Ok((0, tombstone));
         };
@@ -201,15 +278,19 @@ impl State {
     pub(super) fn tombstone_of(&mut self, shard: &Shard, block: BlockIx) -> Option<Tombstone> {
         let tier = shard.tier.as_ref()?;
         let record = self.index.record(block);
-        if record.below().is_none() && !tier.always_tombstone() {
+        let (hash, below) = (record.hash(), record.below());
+        let namespace = self.epochs.namespace_of(record.namespace());
+        let stray = self.strays.may_hold(namespace, hash);
+        if below.is_none() && !stray && !tier.always_tombstone() {
             return None;
         }
-        let namespace = self.epochs.namespace_of(record.namespace());
         let name = self.epochs.name_of(namespace, &shard.registry)?;
+        let sequence = tier.draw_sequence();
+        self.strays.note(hash, sequence);
         Some(Tombstone {
             namespace: name,
             key: Some(Box::from(self.index.key_of(self.index.record(block)))),
-            sequence: tier.draw_sequence(),
+            sequence,
         })
     }
 

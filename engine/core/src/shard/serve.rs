@@ -127,7 +127,10 @@ async fn publish(shard: Weak<Shard>, runtime: Rc<dyn Runtime>) {
             let Ok(state) = shard.state.try_borrow() else {
                 return;
             };
-            let named = state.counters.named();
+            let mut named = state.counters.named();
+            if let Some(tier) = &shard.tier {
+                named.extend(tier.counters().named());
+            }
             if handles.is_empty() {
                 let label = shard.number.to_string();
                 let handle = |(name, _): &(&'static str, u64)| metrics::counter!(*name, "shard" => label.clone());

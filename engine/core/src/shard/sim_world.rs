@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use terrace_nvme::format::{DeviceId, SEGMENTS_START, SegmentHead, Sequence};
 use terrace_nvme::mem::{MemDevice, MemImage};
-use terrace_nvme::tier::{TierConfig, TierDevice, TierSegment};
+use terrace_nvme::tier::{Location, Phase, TierConfig, TierDevice, TierSegment};
 use terrace_nvme::{BlockDevice, IoBackend};
 use terrace_runtime::io::drive;
 use terrace_runtime::sim::Sim;
@@ -288,12 +288,17 @@ impl World {
         evicted.get(&key.hash()).copied().unwrap_or(false)
     }
 
-    /// Whether the index knows a place of the block below.
-    pub(super) fn is_below(&self, key: &BlockKey) -> bool {
+    /// Where below the index finds the block.
+    pub(super) fn location_of(&self, key: &BlockKey) -> Option<Location> {
         let state = self.shard.state.borrow();
         let epoch = state.epochs.of(key.namespace());
         let block = epoch.and_then(|epoch| state.index.find(key, epoch));
-        block.is_some_and(|block| state.index.record(block).below().is_some())
+        state.index.record(block?).below()
+    }
+
+    /// What the segment of a location is used for.
+    pub(super) fn phase_of(&self, location: Location) -> Phase {
+        self.tier.phase(self.tier.split(location).0)
     }
 
     pub(super) fn in_flight(&self) -> usize {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use terrace_types::limits::{KEY_LEN_MAX, NAMESPACE_LEN_MAX};
-use terrace_types::{Checksum, Hint};
+use terrace_types::{Checksum, Hint, KeyHash};
 
 use super::bytes::put;
 use super::sequence::Sequence;
@@ -63,7 +63,7 @@ pub struct EntryRef<'a> {
     pub kind: EntryKind,
     /// The namespace's name: 1 to 255 bytes, none of them a control character.
     pub namespace: &'a str,
-    /// 1 to 512 bytes; none for a tombstone of a namespace.
+    /// 1 to 512 bytes; the [`Origin`] for a tombstone of a namespace.
     pub key: &'a [u8],
     /// Orders it among those of the same key.
     pub sequence: Sequence,
@@ -191,9 +191,60 @@ impl EntryList {
     }
 }
 
+/// The shard that removed a namespace, and the count of shards then: a tombstone of a namespace
+/// has it in place of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// The shard.
+    pub shard: u32,
+    /// Shards there were.
+    pub shards: u32,
+}
+
+impl Origin {
+    /// Bytes it takes up.
+    pub const LEN: usize = 8;
+
+    /// The bytes that stand in place of a key.
+    #[must_use]
+    pub fn encode(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        put(&mut bytes, 0, &self.shard.to_le_bytes());
+        put(&mut bytes, 4, &self.shards.to_le_bytes());
+        bytes
+    }
+
+    /// Reads what stands in place of a key; `None` when that is not an origin.
+    #[must_use]
+    pub fn decode(key: &[u8]) -> Option<Self> {
+        let word = |at: usize| {
+            let bytes = key.get(at..at + 4)?;
+            Some(u32::from_le_bytes(bytes.try_into().ok()?))
+        };
+        (key.len() == Self::LEN).then_some(())?;
+        Some(Self {
+            shard: word(0)?,
+            shards: word(4)?,
+        })
+    }
+
+    /// Whether a namespace tombstone of this origin and `sequence` hides the record of a key.
+    ///
+    /// Two shards of one open draw their sequences apart: of records of its own open a
+    /// tombstone hides only those that its shard wrote.
+    //= docs/on-disk-format.md#OD-10
+    #[must_use]
+    pub const fn hides(self, sequence: Sequence, record: Sequence, hash: KeyHash) -> bool {
+        if record.open_epoch() != sequence.open_epoch() {
+            return record.open_epoch() < sequence.open_epoch();
+        }
+        record.0 < sequence.0 && hash.shard(self.shards) == self.shard
+    }
+}
+
 pub(super) const fn key_len_allowed(kind: EntryKind) -> RangeInclusive<usize> {
     match kind {
-        EntryKind::NamespaceTombstone => 0..=0,
+        EntryKind::NamespaceTombstone => Origin::LEN..=Origin::LEN,
         _ => 1..=KEY_LEN_MAX,
     }
 }

@@ -16,7 +16,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use entries::{EntryKind, EntryRef, entry_len, name_len};
+pub use entries::{EntryKind, EntryRef, Origin, entry_len, name_len};
 pub use error::{FormatError, Limit, Structure};
 pub use footer::{FooterBuilder, FooterView, footer_len_from_tail};
 pub use frame::{FRAME_HEAD_LEN_MAX, FrameBuilder, FrameView};

@@ -44,7 +44,7 @@ impl OwnEntry {
             kind: self.kind,
             namespace: &self.namespace,
             key: match self.kind {
-                EntryKind::NamespaceTombstone => &[],
+                EntryKind::NamespaceTombstone => &[3, 0, 0, 0, 4, 0, 0, 0],
                 _ => &self.key,
             },
             sequence: Sequence(self.numbers.0),

@@ -15,6 +15,7 @@ use std::task::Waker;
 
 use terrace_types::Nanos;
 
+use super::SEGMENT_OVERHEAD_UNITS;
 use super::segments::SegmentIx;
 use crate::device::BlockDevice;
 use crate::format::{FooterBuilder, FrameBuilder};
@@ -117,6 +118,17 @@ impl Lane {
     /// Whether blocks may be written to it.
     pub(super) fn takes_blocks(&self) -> bool {
         self.health == Health::Good && !self.draining && self.owned > 0
+    }
+
+    /// Whether a segment has to be reclaimed and nothing has begun with it yet.
+    pub(super) fn is_due(&self) -> bool {
+        self.ready.is_empty() && !self.preparing && self.free.is_empty() && !self.sealed.is_empty()
+    }
+
+    /// Units of the longest block: one that is the first in a segment leaves room for the
+    /// tombstones of the segment that is reclaimed next.
+    pub(super) const fn block_units_max(&self) -> u32 {
+        (self.units - self.units / 4).saturating_sub(SEGMENT_OVERHEAD_UNITS)
     }
 
     /// Numbers the next write.

@@ -209,6 +209,10 @@ impl NvmeTier {
                 lane.owned += u32::from(segment.owned);
                 list.push(Segment {
                     proven: segment.head.is_some(),
+                    opened: segment
+                        .head
+                        .as_ref()
+                        .map_or(Sequence(0), |head| head.sequence),
                     lane: at,
                     number: segment.number,
                     base: crate::format::SEGMENTS_START
@@ -279,7 +283,7 @@ impl NvmeTier {
     #[must_use]
     pub fn block_len_max(&self) -> u64 {
         let state = self.state.borrow();
-        let longest = |lane: &Lane| u64::from(lane.units).saturating_sub(SEGMENT_OVERHEAD_UNITS);
+        let longest = |lane: &Lane| u64::from(lane.block_units_max());
         let takes = state.lanes.iter().filter(|lane| !lane.draining);
         takes.map(longest).max().unwrap_or(0) * UNIT
     }
@@ -433,7 +437,7 @@ const NOTHING: SegmentIdentity = SegmentIdentity {
 };
 
 /// Units of a segment that one block alone cannot have: head, frame head, and a footer.
-const SEGMENT_OVERHEAD_UNITS: u64 = 3;
+const SEGMENT_OVERHEAD_UNITS: u32 = 3;
 
 /// Units that `len` bytes take.
 pub(crate) const fn units_of(len: u64) -> u32 {

@@ -9,7 +9,7 @@ use terrace_types::{Checksum, Hint, Nanos};
 
 use super::lane::{Lane, OpenFrame, OpenSegment};
 use super::segments::{Location, Phase, SegmentIx};
-use super::{NvmeTier, SEGMENT_OVERHEAD_UNITS, State, TierError, units_of};
+use super::{NvmeTier, State, TierError, units_of};
 use crate::UNIT;
 use crate::buffer::{AlignedBuffer, IoBuffer};
 use crate::format::{EntryKind, EntryRef, FooterBuilder, FrameBuilder, Sequence};
@@ -66,6 +66,15 @@ impl NvmeTier {
         let state = self.state.borrow();
         let units = units_of(u64::from(len));
         (0..state.lanes.len()).any(|lane| self.lane_takes(&state, lane, units, from))
+    }
+
+    /// Whether a segment has space for a record, whoever's turn it is to write.
+    #[must_use]
+    pub fn has_space(&self, len: u32) -> bool {
+        let state = self.state.borrow();
+        let units = units_of(u64::from(len));
+        let mut lanes = 0..state.lanes.len();
+        lanes.any(|at| state.lanes[at].takes_blocks() && state.lane_fits(at, units, None))
     }
 
     fn lane_takes(&self, state: &State, at: usize, units: u32, from: Option<SegmentIx>) -> bool {
@@ -131,9 +140,10 @@ impl NvmeTier {
     fn check_room_aside(&self, len: u32, from: Option<SegmentIx>) -> Result<(), TierError> {
         let Some(from) = from else { return Ok(()) };
         let state = self.state.borrow();
-        let lane = state.segments.get(from).lane;
-        let fits = state.lane_fits(lane, units_of(u64::from(len)), Some(from));
-        if fits || state.lanes[lane].draining {
+        let units = units_of(u64::from(len));
+        let mut takers = (0..state.lanes.len()).filter(|at| state.lanes[*at].takes_blocks());
+        let fits = takers.any(|at| state.lane_fits(at, units, Some(from)));
+        if fits || state.lanes[state.segments.get(from).lane].draining {
             return Ok(());
         }
         Err(TierError::NoRoom)
@@ -176,7 +186,7 @@ impl NvmeTier {
             state = self.state.borrow_mut();
         }
         if state.lanes[lane].open.is_none() {
-            state.open_segment(lane);
+            state.open_segment(lane, self.config.epoch);
         }
         let full = |frame: &OpenFrame| !frame.builder.fits(record.namespace, record.key);
         let open = state.lanes[lane].open.as_ref();
@@ -294,30 +304,37 @@ impl State {
     /// Whether a device has room for a payload of `units`, but for what is set aside.
     fn lane_fits(&self, at: usize, units: u32, from: Option<SegmentIx>) -> bool {
         let lane = &self.lanes[at];
-        let mut aside = lane.reserved;
+        // Until the reclaim that is due has begun, all that is left is for what it keeps.
+        let mut aside = if lane.is_due() {
+            u32::MAX
+        } else {
+            lane.reserved
+        };
         if let Some(from) = from.map(|from| self.segments.get(from)) {
             if from.lane == at {
                 aside = 0;
-            } else if !self.lanes[from.lane].draining {
+            } else if !self.lanes[from.lane].draining && units > 0 {
                 return false;
             }
         }
         let next = lane.ready.front();
-        let ready = u64::from(units) + SEGMENT_OVERHEAD_UNITS <= u64::from(lane.units)
+        let ready = units <= lane.block_units_max()
             && next.is_some_and(|ix| self.segments.get(*ix).readers == 0);
         let open = lane.open.as_ref();
         ready || open.is_some_and(|open| fits(lane, open, units.saturating_add(aside)))
     }
 
     /// Opens the next ready segment of a lane.
-    fn open_segment(&mut self, at: usize) {
-        let lane = &mut self.lanes[at];
-        let Some(segment) = lane.ready.pop_front() else {
+    fn open_segment(&mut self, at: usize, epoch: u32) {
+        let Some(segment) = self.lanes[at].ready.pop_front() else {
             return;
         };
+        let sequence = self.sequence(epoch);
+        let lane = &mut self.lanes[at];
         let opened = self.segments.get_mut(segment);
         opened.transition(Phase::Open);
         opened.proven = false;
+        opened.opened = sequence;
         lane.open = Some(OpenSegment {
             segment,
             end: 1,

@@ -129,11 +129,28 @@ impl NvmeTier {
         lane.wake();
     }
 
-    /// Whether segments are being made ready, or will be.
+    /// Whether a device that takes blocks has no segment ready yet, though it could have.
     #[must_use]
     pub fn is_reclaiming(&self) -> bool {
-        let prepares = |lane: &Lane| lane.preparing && lane.health == Health::Good;
-        self.state.borrow().lanes.iter().any(prepares) || self.wants_reclaim()
+        let reclaims = |lane: &Lane| {
+            let could = !(lane.free.is_empty() && lane.sealed.is_empty());
+            lane.takes_blocks() && (lane.preparing || lane.ready.is_empty() && could)
+        };
+        self.state.borrow().lanes.iter().any(reclaims)
+    }
+
+    /// A segment cannot be reclaimed: its tombstones have nowhere to go. Its device takes no
+    /// more writes; what it holds is served.
+    pub fn keep_segment(&self, segment: SegmentIx) {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let it = state.segments.get_mut(segment);
+        it.transition(Phase::Sealed);
+        let lane = &mut state.lanes[it.lane];
+        lane.sealed.push_front(segment);
+        lane.preparing = false;
+        lane.reserved = 0;
+        lane.worsen(Health::ReadOnly);
     }
 
     /// Lets a renewed segment be opened. Its index entries are gone.

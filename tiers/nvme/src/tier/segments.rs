@@ -44,6 +44,9 @@ pub(super) struct Segment {
     /// First byte on the device.
     pub(super) base: u64,
     pub(super) identity: SegmentIdentity,
+    /// No record lies in it that counted when a tombstone of a lower sequence was drawn: drawn
+    /// itself when the segment was opened, or before.
+    pub(super) opened: Sequence,
     pub(super) phase: Phase,
     /// Units of payload the index points to.
     pub(super) live_units: u32,
@@ -116,15 +119,17 @@ impl Segments {
         )
     }
 
-    /// The lowest sequence of a segment that may hold records, `except` left out.
+    /// The lowest sequence at which a segment was opened that may hold records, `except` left
+    /// out. One that is ready holds none.
     pub(super) fn lowest_live(&self, except: SegmentIx) -> Option<Sequence> {
         self.list
             .iter()
             .enumerate()
             .filter(|(ix, segment)| {
-                *ix != except.0 as usize && !matches!(segment.phase, Phase::Free)
+                let empty = matches!(segment.phase, Phase::Free | Phase::Ready);
+                *ix != except.0 as usize && !empty
             })
-            .map(|(_, segment)| segment.identity.sequence)
+            .map(|(_, segment)| segment.opened)
             .min()
     }
 }

@@ -119,11 +119,6 @@ impl EngineSide {
 
     /// Closes the engine, and takes its data set away when this run made it.
     pub(super) fn close(self) -> anyhow::Result<()> {
-        eprintln!(
-            "DEBUG {:?} {:?}",
-            block_on(self.engine.stats()).counters,
-            block_on(self.engine.stats()).nvme_counters()
-        );
         let report = block_on(self.engine.close(CLOSE_WAIT));
         ensure!(
             report.shards_unclean == 0,

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use terrace_nvme::format::{EntryKind, Sequence};
+use terrace_nvme::format::{EntryKind, Origin, Sequence};
+use terrace_types::KeyHash;
 
 use super::segment::{Names, Segment};
 
@@ -66,8 +67,8 @@ pub fn unite_names(segments: &mut [Segment]) -> Vec<Arc<str>> {
 
 /// Marks the live blocks.
 //= docs/on-disk-format.md#OD-9
-pub fn mark_live(segments: &mut [Segment]) {
-    for (segment, at) in live_blocks(segments) {
+pub fn mark_live(segments: &mut [Segment], names: &[Arc<str>]) {
+    for (segment, at) in live_blocks(segments, names) {
         let segment = segments.get_mut(segment);
         if let Some(entry) = segment.and_then(|segment| segment.entries.get_mut(at)) {
             entry.live = true;
@@ -76,10 +77,10 @@ pub fn mark_live(segments: &mut [Segment]) {
 }
 
 /// Segment and entry of each live block.
-fn live_blocks(segments: &[Segment]) -> Vec<(usize, usize)> {
+fn live_blocks(segments: &[Segment], names: &[Arc<str>]) -> Vec<(usize, usize)> {
     let mut newest: HashMap<(u32, &[u8]), (Sequence, usize, usize)> = HashMap::new();
     let mut tombstones: HashMap<(u32, &[u8]), Sequence> = HashMap::new();
-    let mut ended: HashMap<u32, Sequence> = HashMap::new();
+    let mut ended: HashMap<u32, Vec<(Origin, Sequence)>> = HashMap::new();
     for (place, segment) in segments.iter().enumerate() {
         for (at, entry) in segment.entries.iter().enumerate() {
             let key = (entry.name, &*entry.key);
@@ -93,19 +94,30 @@ fn live_blocks(segments: &[Segment]) -> Vec<(usize, usize)> {
                 }
                 EntryKind::Tombstone => raise(tombstones.entry(key).or_default(), entry.sequence),
                 EntryKind::NamespaceTombstone => {
-                    raise(ended.entry(entry.name).or_default(), entry.sequence);
+                    let origin = Origin::decode(&entry.key);
+                    let list = ended.entry(entry.name).or_default();
+                    list.extend(origin.map(|origin| (origin, entry.sequence)));
                 }
                 EntryKind::Checkpoint => {}
             }
         }
     }
     //= docs/on-disk-format.md#OD-10
-    let is_hidden = |tombstone: Option<&Sequence>, sequence: Sequence| {
+    let is_removed = |key: &(u32, &[u8]), sequence: Sequence| {
+        let tombstone = tombstones.get(key);
         tombstone.is_some_and(|tombstone| sequence < *tombstone)
     };
-    let live = newest.iter().filter(|(key, (sequence, _, _))| {
-        !is_hidden(tombstones.get(*key), *sequence) && !is_hidden(ended.get(&key.0), *sequence)
-    });
+    let is_ended = |(name, key): &(u32, &[u8]), sequence: Sequence| {
+        let (Some(list), Some(name)) = (ended.get(name), names.get(*name as usize)) else {
+            return false;
+        };
+        let hash = KeyHash::of_named(name, key);
+        let mut list = list.iter();
+        list.any(|(origin, tombstone)| origin.hides(*tombstone, sequence, hash))
+    };
+    let live = newest
+        .iter()
+        .filter(|(key, (sequence, _, _))| !is_removed(key, *sequence) && !is_ended(key, *sequence));
     live.map(|(_, (_, segment, at))| (*segment, *at)).collect()
 }
 

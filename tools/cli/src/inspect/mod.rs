@@ -103,7 +103,7 @@ pub fn inspect(options: &InspectOptions) -> Inspection {
     findings.extend(set.iter().flat_map(|set| set.findings(&devices)));
     let mut segments = read_segments(&devices, set.as_ref(), options.progress);
     let names = catalog::unite_names(&mut segments);
-    catalog::mark_live(&mut segments);
+    catalog::mark_live(&mut segments, &names);
     let usage = catalog::usage(&segments, &names);
     findings.extend(epoch_finding(set.as_ref(), &segments));
     for segment in &mut segments {

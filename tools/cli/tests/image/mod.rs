@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use terrace_nvme::AlignedBuffer;
 use terrace_nvme::format::{
-    DeviceId, EntryKind, EntryRef, FooterBuilder, FrameBuilder, SEGMENTS_START, SegmentHead,
+    DeviceId, EntryKind, Origin, EntryRef, FooterBuilder, FrameBuilder, SEGMENTS_START, SegmentHead,
     Sequence, units,
 };
 use terrace_nvme::set::{DeviceSet, MediumError, MissingDevices, SetMedium, SetOptions, os_random};
@@ -176,10 +176,18 @@ pub(crate) fn tombstone(namespace: &'static str, key: &str, counter: u64) -> Rec
         "" => EntryKind::NamespaceTombstone,
         _ => EntryKind::Tombstone,
     };
-    Record {
+    let mut record = Record {
         kind,
         ..block(namespace, key, counter, 0)
+    };
+    if kind == EntryKind::NamespaceTombstone {
+        let origin = Origin {
+            shard: 0,
+            shards: 1,
+        };
+        record.key = origin.encode().to_vec();
     }
+    record
 }
 
 /// A segment to be written.
