@@ -3,7 +3,8 @@
 //!
 //! **Invariants**
 //! - Nothing runs while nothing is under way: no timer, no poll.
-//! - Operations that tasks queue in the same turn go to the medium by one call.
+//! - Operations that tasks queue in the same turn go to the medium by one call, unless the
+//!   backend finds that there are enough of them earlier.
 //! - The tasks hold the backend only within a step; when the [`Driver`] is dropped they end.
 
 use std::cell::{Cell, RefCell};
@@ -181,15 +182,28 @@ async fn reap_on_event(shared: Rc<Shared>, event: Eventfd) {
     }
 }
 
+/// Turns without a completion after which a poller lets time pass between two looks: a device
+/// that slow gains nothing by more, and other threads may be what it waits for.
+const FRUITLESS_TURNS: u32 = 256;
+/// The time it lets pass; timers make some 50 us of it.
+const FRUITLESS_PAUSE: Duration = Duration::from_micros(20);
+
 async fn reap_by_polling(shared: Rc<Shared>) {
+    let mut fruitless = 0;
     loop {
         let Some(backend) = shared.backend() else {
             return;
         };
         if backend.in_flight() > 0 {
-            backend.reap(shared.runtime.now());
+            let now = shared.runtime.now();
+            let reaped = backend.reap(now);
             drop(backend);
-            shared.runtime.yield_now().await;
+            fruitless = if reaped > 0 { 0 } else { fruitless + 1 };
+            if fruitless > FRUITLESS_TURNS {
+                shared.runtime.sleep_until(now + FRUITLESS_PAUSE).await;
+            } else {
+                shared.runtime.yield_now().await;
+            }
         } else {
             drop(backend);
             shared.reap.wait().await;

@@ -52,7 +52,8 @@ pub enum Completion {
 /// it: submits when something was queued, reaps when something may have completed, and lets
 /// operations expire.
 pub trait IoBackend {
-    /// Ready when operations are queued; otherwise `context` is woken by the next one.
+    /// Ready when operations are queued, or were handed over since the last call of this;
+    /// otherwise `context` is woken by the next one.
     fn poll_queued(&self, context: &mut Context<'_>) -> Poll<()>;
 
     /// Hands all queued operations to the medium.

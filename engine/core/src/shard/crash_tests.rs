@@ -32,7 +32,7 @@ struct Known {
     /// The version that was acknowledged as durable.
     durable: Option<u64>,
     /// Where it lay then.
-    location: Option<Location>,
+    location: Option<(Location, u64)>,
     /// The version that the shard serves, as far as it did not give it up.
     current: Option<u64>,
     /// A removal was begun and not acknowledged: an older version may come back.
@@ -280,7 +280,7 @@ fn excuse(world: &World, model: &Model, strict: bool, context: &str) {
                 let gone = match world.location_of(&key) {
                     None => true,
                     Some(_) if strict => false,
-                    Some(location) => match world.phase_of(location) {
+                    Some(location) => match world.phase_of(location.0) {
                         // What goes with a segment that is being reclaimed may be gone already.
                         Phase::Reclaiming => true,
                         // It stayed in DRAM when its segment went, and was written anew since.
@@ -289,7 +289,10 @@ fn excuse(world: &World, model: &Model, strict: bool, context: &str) {
                     },
                 };
                 if known.durable.is_some() && (world.was_evicted(&key) || gone) {
-                    assert!(!strict, "{context}, client {client}, key {number}: {known:?}");
+                    assert!(
+                        !strict,
+                        "{context}, client {client}, key {number}: {known:?}"
+                    );
                     known.durable = None;
                 }
             });
@@ -320,7 +323,8 @@ fn spec(random: &Random, seed: u64, strict: bool) -> Spec {
     let (least, range) = if strict { (14, 6) } else { (2, 8) };
     Spec {
         policy: policy::POLICY_NAMES[seed as usize % policy::POLICY_NAMES.len()],
-        segment_len: (256 << 10) << random.below(2),
+        // Short ones have no room for all that is kept.
+        segment_len: (256 << 10) << (random.below(2) + u64::from(strict)),
         segments: (0..devices)
             .map(|_| least + random.below(range) as u32)
             .collect(),
@@ -383,12 +387,6 @@ fn generation(
         world.shard.recover(warm),
     ));
     world.shard.check();
-        println!(
-            "epoch {epoch} {:?} {:?}",
-            world.shard.recovery(),
-            world.tier.gauges()
-        );
-    }
     if let Some((_, residents_before)) = before.clean {
         sim.run(world.sleep(Duration::from_millis(200)));
         let back = residents(&world);
@@ -423,10 +421,10 @@ fn generation(
     world.shard.check();
     let clean = random.one_in(4).then(|| {
         let deadline = world.now() + Duration::from_secs(5);
-        let residents = residents(&world);
         let report = sim.run(world.shard.persist(deadline));
+        let residents = residents(&world);
         assert!(
-            report.clean && report.blocks_lost == 0,
+            report.clean && (report.blocks_lost == 0 || !strict),
             "{context}: {report:?}"
         );
         close_model(&world, model);

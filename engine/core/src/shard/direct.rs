@@ -15,7 +15,7 @@ use terrace_types::checksum::ChecksumStream;
 use terrace_types::{BlockIx, BlockKey, Checksum, Lookup, Tier, UnavailableReason};
 
 use super::Shard;
-use super::get::{GetOptions, LocalPin, Probe};
+use super::get::{GetOptions, LocalPin};
 use crate::index::{ERASED, PROMOTING, WARM};
 
 /// Bytes that are copied out of a region and hashed at a time: they stay in the first cache.
@@ -54,12 +54,13 @@ impl Shard {
             if let Some(reason) = self.refusal(key) {
                 return self.count_unavailable(reason);
             }
-            match self.probe(key, options) {
-                Probe::Below(block) if self.is_promoting(block) => {
+            let below = self.only_below(key);
+            match below {
+                Some(block) if self.is_promoting(block) => {
                     self.state.borrow_mut().counters.reads_joined += 1;
                     self.join_promotion(block).await;
                 }
-                Probe::Below(block) if self.fits(block, region) => {
+                Some(block) if self.fits(block, region) => {
                     return match self.read_direct(key, block, region).await {
                         Ok(Some(len)) => Lookup::Hit {
                             tier: Tier::Nvme,
@@ -70,15 +71,17 @@ impl Shard {
                     };
                 }
                 // In DRAM, nowhere, or in need of a slot: as any other lookup.
-                Probe::Dram(found) => {
-                    self.state.borrow_mut().unpin(found.block);
-                    return self.get(key, options).await.map(Direct::Pinned);
-                }
-                Probe::Miss | Probe::Below(_) | Probe::PinLimit => {
-                    return self.get(key, options).await.map(Direct::Pinned);
-                }
+                _ => return self.get(key, options).await.map(Direct::Pinned),
             }
         }
+    }
+
+    /// A block that is below and not in DRAM; asking counts nothing.
+    fn only_below(&self, key: &BlockKey) -> Option<BlockIx> {
+        let state = self.state.borrow();
+        let epoch = state.epochs.of(key.namespace())?;
+        let block = state.index.find(key, epoch)?;
+        state.index.record(block).slot().is_none().then_some(block)
     }
 
     fn fits(&self, block: BlockIx, region: &RegisteredRegion) -> bool {

@@ -437,7 +437,7 @@ impl Shard {
             return Ok(None);
         }
         state.settle(writer.finish(), block);
-        state.index.record_mut(block).flags |= WARM;
+        let was_warm = state.index.record(block).is(WARM);
         let access = self.access(key.hash(), len, options);
         match arrival {
             Arrival::Restored { tag } => state.policy.restore(block, tag, &access),
@@ -445,7 +445,12 @@ impl Shard {
         }
         state.counters.below_hits += u64::from(arrival == Arrival::Wanted);
         state.emit(self.number, EventKind::Promoted, block);
-        Ok(state.pin(block))
+        let found = state.pin(block);
+        if arrival != Arrival::Wanted && !was_warm {
+            // Nobody used it yet: that it came up is no reason to keep it below.
+            state.index.record_mut(block).flags &= !WARM;
+        }
+        Ok(found)
     }
 
     /// A block's bytes on the device are wrong: it becomes a miss, now and after a restart.

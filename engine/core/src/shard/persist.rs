@@ -14,7 +14,7 @@ use terrace_types::{BlockIx, Checksum, Hint, KeyHash, Nanos, UnavailableReason};
 
 use super::get::Arrival;
 use super::{GetOptions, Shard};
-use crate::index::WARM;
+use crate::index::{DEMOTING, WARM};
 
 const MAGIC: &[u8; 8] = b"TERRCKPT";
 const VERSION: u32 = 1;
@@ -30,6 +30,9 @@ const NAMESPACE: &str = "terrace";
 const IN_DRAM: u8 = 1;
 /// The block was hit since it was written.
 const WAS_HIT: u8 = 2;
+
+/// How often a close looks for blocks that reclaim put out of the tier meanwhile.
+const WRITE_ROUNDS: usize = 4;
 
 /// What a clean close came to in one shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,35 +102,58 @@ impl Shard {
         tier: &Rc<NvmeTier>,
         written: &mut u64,
     ) -> Result<(), TierError> {
-        let mut order: Vec<BlockIx> = Vec::new();
-        self.state
-            .borrow()
-            .policy
-            .save(&mut |block, _| order.push(block));
-        // A policy saves what goes first first: the most valuable comes last.
-        order.reverse();
-        {
-            // It does not know what is on its way down, or saves nothing.
-            let state = self.state.borrow();
-            let all = state.index.scan(0, u32::MAX);
-            let in_dram = all.filter(|(_, record)| record.slot().is_some());
-            order.extend(in_dram.map(|(block, _)| block));
-        }
-        for block in order {
-            if self.write_block(block, &Hint::default()).await?.is_some() {
-                *written += 1;
+        for _ in 0..WRITE_ROUNDS {
+            let order = self.dirty();
+            if order.is_empty() {
+                break;
             }
+            for block in order {
+                if self.write_block(block, &Hint::default()).await?.is_some() {
+                    *written += 1;
+                }
+            }
+            self.end_reclaim(tier).await;
         }
         for payload in self.checkpoint() {
             self.write_checkpoint(tier, payload).await?;
         }
+        self.end_reclaim(tier).await;
         tier.sync().await?;
-        // A segment that is being emptied needs the open one for what is kept of it.
+        tier.close().await
+    }
+
+    /// Waits for the reclaim that is under way: it needs the open segment for what it keeps.
+    async fn end_reclaim(self: &Rc<Self>, tier: &Rc<NvmeTier>) {
         while tier.is_reclaiming() {
             self.start_reclaim();
             tier.changed().await;
         }
-        tier.close().await
+    }
+
+    /// Blocks that are in DRAM only, the most valuable first, those that are on their way down
+    /// last.
+    fn dirty(&self) -> Vec<BlockIx> {
+        let state = self.state.borrow();
+        let mut order: Vec<BlockIx> = Vec::new();
+        state.policy.save(&mut |block, _| order.push(block));
+        // A policy saves what goes first first.
+        order.reverse();
+        let all = state.index.scan(0, u32::MAX);
+        let known = order.len();
+        order.extend(
+            all.filter(|(_, record)| record.is(DEMOTING))
+                .map(|(block, _)| block),
+        );
+        if known == 0 {
+            let all = state.index.scan(0, u32::MAX);
+            order.extend(all.map(|(block, _)| block));
+        }
+        let dirty = |block: &BlockIx| {
+            let record = state.index.record(*block);
+            record.slot().is_some() && record.below().is_none()
+        };
+        order.retain(dirty);
+        order
     }
 
     /// The policy's state, in payloads of bounded length.

@@ -196,7 +196,8 @@ impl Shard {
                     if tier.durable(ticket).await.is_ok() {
                         self.move_below(tier, kept, location);
                     } else {
-                        moved &= kept.block.is_some();
+                        // A device that is being emptied is sound: its block stays there.
+                        moved &= kept.block.is_some() && !tier.is_draining(contents.segment());
                     }
                 }
                 Reinserted::Gone => {}

@@ -22,7 +22,7 @@ pub struct RecoveryReport {
     pub segments: u64,
     /// Of these, segments without a footer: their payloads were read and verified.
     pub segments_walked: u64,
-    /// Segments that could not be read.
+    /// Segments of which not all could be read.
     pub segments_lost: u64,
     /// Blocks that are served again.
     pub blocks: u64,
@@ -82,6 +82,7 @@ impl Shard {
             recovery.report.segments += 1;
             match contents {
                 Ok(contents) => {
+                    recovery.report.segments_lost += u64::from(contents.unreadable);
                     self.take_in(tier, &contents, &mut recovery);
                     self.read_checkpoints(tier, &contents, warm, &mut recovery.checkpoints)
                         .await;
@@ -130,7 +131,8 @@ impl Shard {
             }
             EntryKind::NamespaceTombstone => {
                 let origin = Origin::decode(entry.key);
-                if let (Ok(namespace), Some(origin)) = (self.registry.get(entry.namespace), origin) {
+                if let (Ok(namespace), Some(origin)) = (self.registry.get(entry.namespace), origin)
+                {
                     let known = recovery.namespaces.entry(namespace.index()).or_default();
                     let known = known.entry(origin).or_insert(entry.sequence);
                     *known = (*known).max(entry.sequence);

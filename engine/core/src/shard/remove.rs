@@ -7,7 +7,8 @@ use terrace_nvme::IoBuffer;
 use terrace_nvme::format::{EntryKind, Origin, Sequence};
 use terrace_nvme::tier::{NvmeTier, Record, TierError};
 use terrace_types::{
-    BlockIx, BlockKey, Checksum, Hint, KeyHash, Lookup, Namespace, NamespaceName, Tier, UnavailableReason,
+    BlockIx, BlockKey, Checksum, Hint, KeyHash, Lookup, Namespace, NamespaceName, Tier,
+    UnavailableReason,
 };
 
 use super::{Shard, State};
@@ -57,7 +58,11 @@ impl Strays {
     }
 
     fn end(&mut self, hash: KeyHash, tombstone: Sequence) {
-        if self.keys.get(&hash).is_some_and(|known| *known <= tombstone) {
+        if self
+            .keys
+            .get(&hash)
+            .is_some_and(|known| *known <= tombstone)
+        {
             self.keys.remove(&hash);
         }
     }

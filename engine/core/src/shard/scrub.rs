@@ -50,12 +50,13 @@ impl Shard {
                 .await;
             let memory = read.buffer.and_then(IoBuffer::owned);
             self.state.borrow_mut().counters.scrubbed_bytes += u64::from(len);
-            let sound = memory.is_some_and(|memory| {
+            // A read that failed says nothing of the bytes: the next pass looks again.
+            let damaged = memory.is_some_and(|memory| {
                 read.result.is_ok()
-                    && Checksum::of(&key, &memory.bytes()[..len as usize]) == checksum
+                    && Checksum::of(&key, &memory.bytes()[..len as usize]) != checksum
             });
-            // Reclaim may have moved it meanwhile: then what was read says nothing.
-            if let (false, Some(block)) = (sound, self.block_at(&key, location)) {
+            // Nor does what was read when reclaim has moved the block meanwhile.
+            if let (true, Some(block)) = (damaged, self.block_at(&key, location)) {
                 self.give_up_damaged(block);
             }
             let span = Duration::from_nanos(u64::from(len) * 1_000_000_000 / rate);

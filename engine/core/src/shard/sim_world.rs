@@ -288,12 +288,14 @@ impl World {
         evicted.get(&key.hash()).copied().unwrap_or(false)
     }
 
-    /// Where below the index finds the block.
-    pub(super) fn location_of(&self, key: &BlockKey) -> Option<Location> {
+    /// Where below the index finds the block, and how often a segment was reclaimed so far:
+    /// before the next time nothing else lies there.
+    pub(super) fn location_of(&self, key: &BlockKey) -> Option<(Location, u64)> {
         let state = self.shard.state.borrow();
         let epoch = state.epochs.of(key.namespace());
         let block = epoch.and_then(|epoch| state.index.find(key, epoch));
-        state.index.record(block?).below()
+        let location = state.index.record(block?).below()?;
+        Some((location, self.tier.counters().segments_reclaimed))
     }
 
     /// What the segment of a location is used for.

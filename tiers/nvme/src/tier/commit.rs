@@ -405,6 +405,9 @@ impl NvmeTier {
                 let mut state = self.state.borrow_mut();
                 let it = &mut state.lanes[lane];
                 if it.health > Health::Good {
+                    if !it.is_all_durable() {
+                        outcome = Err(TierError::ReadOnly);
+                    }
                     continue;
                 }
                 it.last_write()
@@ -442,7 +445,34 @@ impl NvmeTier {
             Poll::Pending
         })
         .await;
+        self.blank_ready().await?;
         self.sync().await
+    }
+
+    /// Erases the heads of segments that were made ready and not used: without one the next
+    /// open need not look through them.
+    async fn blank_ready(self: &Rc<Self>) -> Result<(), TierError> {
+        let count = self.state.borrow().lanes.len();
+        for lane in 0..count {
+            loop {
+                let base = {
+                    let mut state = self.state.borrow_mut();
+                    let state = &mut *state;
+                    let it = &mut state.lanes[lane];
+                    let good = it.health == Health::Good;
+                    let Some(ready) = it.ready.pop_front().filter(|_| good) else {
+                        break;
+                    };
+                    it.free.push_back(ready);
+                    let segment = state.segments.get_mut(ready);
+                    segment.transition(Phase::Free);
+                    segment.base
+                };
+                self.put(lane, base, AlignedBuffer::zeroed(UNIT as usize))
+                    .await?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -172,6 +172,11 @@ impl Lane {
         write < self.durable
     }
 
+    /// Whether everything that was begun is durable.
+    pub(super) const fn is_all_durable(&self) -> bool {
+        self.durable == self.next
+    }
+
     /// The count of writes that a flush submitted now covers.
     pub(super) const fn complete(&self) -> u64 {
         self.complete

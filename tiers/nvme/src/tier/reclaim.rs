@@ -224,6 +224,7 @@ impl NvmeTier {
         }
         if contents.unreadable {
             // What could not be read now may be read later: no footer may deny it.
+            self.state.borrow_mut().segments.get_mut(segment).proven = false;
             return Ok(());
         }
         if contents.is_empty() {
@@ -233,7 +234,8 @@ impl NvmeTier {
             it.transition(Phase::Free);
             let lane = &mut state.lanes[it.lane];
             lane.sealed.retain(|known| *known != segment);
-            lane.free.push_back(segment);
+            // It is used first: its head alone makes every open look through it.
+            lane.free.push_front(segment);
             return Ok(());
         }
         // What the walk verified may still be in the device's own memory.

@@ -72,7 +72,7 @@ impl Segment {
                 | (Open, Sealing)
                 | (Sealing | Free | Reclaiming, Sealed)
                 | (Sealed, Reclaiming)
-                | (Guest | Reclaiming | Sealed, Free)
+                | (Guest | Reclaiming | Sealed | Ready, Free)
         );
         assert!(
             legal,

@@ -77,7 +77,7 @@ pub struct DeviceGauges {
     pub segments_used: u32,
     /// Bytes the index points to.
     pub live_bytes: u64,
-    /// Operations under way past their deadline.
+    /// Operations that passed their deadline, from the open on.
     pub late: u32,
     /// What it did.
     pub counters: TierCounters,

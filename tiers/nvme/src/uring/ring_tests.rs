@@ -361,6 +361,59 @@ fn ring_passes_errors_on() {
     }
 }
 
+/// Aim: a thread without an executor can wait for a ring, and a signal to nobody is no harm.
+#[test]
+fn submit_and_wait_comes_back_with_a_completion() {
+    let disk = Disk::new("waits", 64 * UNIT);
+    let ring = ring(RingConfig {
+        entries: 4,
+        ..RingConfig::default()
+    });
+    ring.submit_and_wait();
+    let device = disk.on(&ring);
+    // More than the kernel's queue takes at once.
+    let writes: Vec<IoFuture> = (0..11)
+        .map(|at| device.write(at * UNIT, LEN, unit_of(at), Nanos::MAX))
+        .collect();
+    let mut reaped = 0;
+    while reaped < writes.len() {
+        ring.submit_and_wait();
+        let count = ring.reap(Nanos::ZERO);
+        assert!(count > 0, "it waited for a completion");
+        reaped += count;
+    }
+    assert_eq!(ring.in_flight(), 0);
+    for write in writes {
+        wait(&ring, write).result.unwrap();
+    }
+}
+
+/// Aim: many bytes go to the device before the driver's turn, and the driver still learns of
+/// them, or nobody would ask a polled ring for their completions.
+#[test]
+fn many_bytes_are_handed_over_early_and_told() {
+    let disk = Disk::new("early", 2 * EARLY_LEN);
+    let ring = ring(RingConfig::default());
+    let device = disk.on(&ring);
+    let mut context = Context::from_waker(Waker::noop());
+    let half = EARLY_LEN / 2;
+    let read = |at: u64| {
+        let buffer = IoBuffer::Owned(AlignedBuffer::zeroed(half as usize));
+        device.read(at * half, half as u32, buffer, Nanos::MAX)
+    };
+    assert!(ring.poll_queued(&mut context).is_pending());
+    let first = read(0);
+    assert_eq!(ring.counts().submitted, 0);
+    let second = read(1);
+    assert_eq!(ring.counts().submitted, 2);
+    assert!(ring.poll_queued(&mut context).is_ready());
+    assert!(ring.poll_queued(&mut context).is_pending());
+    for future in [first, second] {
+        wait(&ring, future).result.unwrap();
+    }
+    assert_eq!(ring.counts().enters, 1, "nothing was left to hand over");
+}
+
 #[test]
 #[should_panic(expected = "8192 bytes in memory of 4096")]
 fn read_past_its_memory_is_refused() {
