@@ -136,7 +136,7 @@ fn verify(file: &Path, known: &mut Known, round: u64) {
         assert_eq!(engine.stats().await.counters.checksum_mismatches, 0);
     });
     // Every second time the engine is not closed either.
-    if round % 2 == 0 {
+    if round.is_multiple_of(2) {
         block_on(engine.close(std::time::Duration::from_secs(20)));
     }
 }

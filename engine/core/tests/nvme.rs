@@ -501,7 +501,7 @@ fn block_is_read_past_dram_into_caller_memory() {
         let mut bytes = vec![0; 60_000];
         for number in 0..50 {
             let read = engine
-                .get_into(&key(ns, number), &[target.clone()], &past)
+                .get_into(&key(ns, number), std::slice::from_ref(&target), &past)
                 .await;
             assert_eq!(read.hit(), Some(60_000));
             target.slice(0..60_000).unwrap().copy_to(&mut bytes);
@@ -525,7 +525,7 @@ fn block_is_read_past_dram_into_caller_memory() {
         // Of many readers one reads, into its memory; the others get a copy.
         let read = async {
             let read = engine
-                .get_into(&key(ns, 70), &[target.clone()], &past)
+                .get_into(&key(ns, 70), std::slice::from_ref(&target), &past)
                 .await;
             assert_eq!(read.hit(), Some(60_000));
         };

@@ -249,11 +249,14 @@ async fn yield_to_reactor() {
     glommio::executor().yield_task_queue_now().await;
 }
 
+/// An eventfd and the file by which glommio reads it.
+type Watched = (Eventfd, Rc<BufferedFile>);
+
 struct GlommioRuntime {
     origin: Instant,
     /// Eventfds as glommio reads them, opened at their first wait. Each is kept beside its file,
     /// so that its number is not given to another.
-    eventfds: Rc<RefCell<HashMap<usize, (Eventfd, Rc<BufferedFile>)>>>,
+    eventfds: Rc<RefCell<HashMap<usize, Watched>>>,
 }
 
 impl GlommioRuntime {

@@ -87,6 +87,43 @@ fn devices(outcome: &ReplayOutcome) -> Vec<Value> {
     outcome.stats.nvme.iter().map(device).collect()
 }
 
+fn nvme_json(outcome: &ReplayOutcome) -> Value {
+    let nvme = outcome.stats.nvme_counters();
+    let counters = &outcome.stats.counters;
+    json!({
+        "hits": outcome.nvme_hits,
+        "p50_us": micros(&outcome.nvme_ns, 0.5),
+        "p99_us": micros(&outcome.nvme_ns, 0.99),
+        "bytes_read": nvme.bytes_read,
+        "bytes_written": nvme.bytes_written,
+        "payload_bytes_written": nvme.payload_bytes,
+        "blocks_written": nvme.blocks_written,
+        "reinsertions": nvme.reinsertions,
+        "reinserted_bytes": nvme.reinserted_bytes,
+        "demand_reads": nvme.demand_reads,
+        "prefetch_reads": nvme.prefetch_reads,
+        "background_reads": nvme.background_reads,
+        "flushes": nvme.flushes,
+        "frames": nvme.frames,
+        "segments_reclaimed": nvme.segments_reclaimed,
+        "evictions": counters.below_evictions,
+        "devices": devices(outcome),
+    })
+}
+
+fn in_force_json(outcome: &ReplayOutcome) -> Value {
+    json!({
+        "hugepages": backing(outcome),
+        "odirect": !outcome.stats.nvme.is_empty(),
+        "registered_buffers": all_rings(outcome, |ring| ring.fixed_buffers),
+        "registered_files": all_rings(outcome, |ring| ring.registered_files),
+        "iopoll": any_ring(outcome, |ring| ring.polled),
+        "sqpoll": any_ring(outcome, |ring| ring.sq_poll),
+        "vectored_fixed_writes": "not used",
+        "tier_below": if outcome.stats.nvme.is_empty() { "none" } else { "nvme" },
+    })
+}
+
 /// The report as one JSON value.
 #[must_use]
 pub fn to_json(outcome: &ReplayOutcome) -> Value {
@@ -102,25 +139,7 @@ pub fn to_json(outcome: &ReplayOutcome) -> Value {
             "p50_us": micros(&outcome.dram_ns, 0.5),
             "p99_us": micros(&outcome.dram_ns, 0.99),
         },
-        "nvme": {
-            "hits": outcome.nvme_hits,
-            "p50_us": micros(&outcome.nvme_ns, 0.5),
-            "p99_us": micros(&outcome.nvme_ns, 0.99),
-            "bytes_read": nvme.bytes_read,
-            "bytes_written": nvme.bytes_written,
-            "payload_bytes_written": nvme.payload_bytes,
-            "blocks_written": nvme.blocks_written,
-            "reinsertions": nvme.reinsertions,
-            "reinserted_bytes": nvme.reinserted_bytes,
-            "demand_reads": nvme.demand_reads,
-            "prefetch_reads": nvme.prefetch_reads,
-            "background_reads": nvme.background_reads,
-            "flushes": nvme.flushes,
-            "frames": nvme.frames,
-            "segments_reclaimed": nvme.segments_reclaimed,
-            "evictions": counters.below_evictions,
-            "devices": devices(outcome),
-        },
+        "nvme": nvme_json(outcome),
         "misses": outcome.misses,
         "unavailable": outcome.unavailable,
         "verify_failures": outcome.verify_failures,
@@ -160,16 +179,7 @@ pub fn to_json(outcome: &ReplayOutcome) -> Value {
             "blocks_lost": closed.blocks_lost,
             "devices_clean": closed.devices_clean,
         })),
-        "in_force": {
-            "hugepages": backing(outcome),
-            "odirect": !outcome.stats.nvme.is_empty(),
-            "registered_buffers": all_rings(outcome, |ring| ring.fixed_buffers),
-            "registered_files": all_rings(outcome, |ring| ring.registered_files),
-            "iopoll": any_ring(outcome, |ring| ring.polled),
-            "sqpoll": any_ring(outcome, |ring| ring.sq_poll),
-            "vectored_fixed_writes": "not used",
-            "tier_below": if outcome.stats.nvme.is_empty() { "none" } else { "nvme" },
-        },
+        "in_force": in_force_json(outcome),
     })
 }
 

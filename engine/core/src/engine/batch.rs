@@ -23,6 +23,9 @@ pub struct PutItem<'a> {
     pub options: PutOptions,
 }
 
+/// A slot that was filled for its key.
+type Filled = (BlockKey, SlotWriter, Checksum, PutOptions);
+
 /// Which positions of a batch go to each shard.
 fn split(hashes: impl Iterator<Item = terrace_types::KeyHash>, shards: usize) -> Vec<Vec<usize>> {
     let mut parts = vec![Vec::new(); shards];
@@ -150,7 +153,7 @@ impl Engine {
             Err(reason) => return vec![refused(reason); part.len()],
         };
         let mut outcomes: Vec<Option<PutOutcome>> = Vec::with_capacity(part.len());
-        let mut filled: Vec<(BlockKey, SlotWriter, Checksum, PutOptions)> = Vec::new();
+        let mut filled: Vec<Filled> = Vec::new();
         for (at, reservation) in part.iter().zip(reservations) {
             let item = &items[*at];
             match reservation {
@@ -163,25 +166,33 @@ impl Engine {
                 }
             }
         }
+        let committed = self.commit_part(shard, filled).await;
+        let mut committed = committed.into_iter();
+        let last = |outcome: Option<PutOutcome>| outcome.or_else(|| committed.next());
+        outcomes
+            .into_iter()
+            .map(last)
+            .map(|outcome| outcome.unwrap_or(PutOutcome::Busy))
+            .collect()
+    }
+
+    /// Publishes filled slots of one shard; durable ones are waited for side by side.
+    async fn commit_part(&self, shard: usize, filled: Vec<Filled>) -> Vec<PutOutcome> {
         let count = filled.len();
         let committed = self.call(shard, move |shard, reply| {
+            let mut waits = false;
             let outcomes: Vec<_> = filled
                 .into_iter()
                 .map(|(key, writer, checksum, options)| {
+                    waits |= options.durability == Durability::Durable;
                     let outcome = shard.commit_now(&key, writer, checksum, &options);
                     (key, outcome, options)
                 })
                 .collect();
-            let waits =
-                |(_, _, options): &(_, _, PutOptions)| options.durability == Durability::Durable;
             let reply = Reply(reply);
-            if !outcomes.iter().any(waits) {
-                return reply.now(
-                    outcomes
-                        .into_iter()
-                        .map(|(_, outcome, _)| outcome)
-                        .collect(),
-                );
+            if !waits {
+                let outcomes = outcomes.into_iter().map(|(_, outcome, _)| outcome);
+                return reply.now(outcomes.collect());
             }
             let shard = Rc::clone(shard);
             reply.later(async move {
@@ -191,16 +202,9 @@ impl Engine {
                 join_all(ensure).await
             })
         });
-        let committed = committed
+        committed
             .await
-            .unwrap_or_else(|reason| vec![refused(reason); count]);
-        let mut committed = committed.into_iter();
-        let last = |outcome: Option<PutOutcome>| outcome.or_else(|| committed.next());
-        outcomes
-            .into_iter()
-            .map(last)
-            .map(|outcome| outcome.unwrap_or(PutOutcome::Busy))
-            .collect()
+            .unwrap_or_else(|reason| vec![refused(reason); count])
     }
 
     /// Tells the policies of a whole request before its accesses come one by one: a chain is

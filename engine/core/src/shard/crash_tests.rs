@@ -203,7 +203,9 @@ impl Client {
     /// Begins a removal and gives it up.
     async fn drop_remove(&self, number: u64, key: &BlockKey) {
         self.told(number, begin_removal);
-        let removal = async { drop(self.world.shard.remove(key).await) };
+        let removal = async {
+            let _ = self.world.shard.remove(key).await;
+        };
         let span = Duration::from_micros(self.random.below(100));
         futures_lite::future::or(removal, self.world.sleep(span)).await;
     }
@@ -329,6 +331,11 @@ fn spec(random: &Random, seed: u64, strict: bool) -> Spec {
             .map(|_| least + random.below(range) as u32)
             .collect(),
         dram_blocks: 16,
+        dram_bytes: if strict {
+            32 << 20
+        } else {
+            (2 << 20) << (4 * random.below(2))
+        },
         keep_all: strict,
         write_mode: if random.one_in(4) {
             WriteMode::Through
@@ -459,7 +466,7 @@ fn close_model(world: &World, model: &Model) {
 /// Runs one seed; returns the segments reclaimed.
 fn run(seed: u64) -> u64 {
     let random = Random::new(seed ^ 0xc4a5);
-    let spec = spec(&random, seed, seed % 2 == 0);
+    let spec = spec(&random, seed, seed.is_multiple_of(2));
     let model = Rc::new(Model {
         known: RefCell::default(),
         version: Cell::new(0),

@@ -161,63 +161,8 @@ impl Shard {
     ) -> Result<Rc<Self>, Error> {
         let number = place.number;
         let (tier, io) = below.unzip();
-        let granules = shared.arena().len() / terrace_types::limits::SLOT_ALIGN;
-        let below: u64 = tier.as_ref().map_or(0, |tier| tier.bytes());
-        let below_granules = below / terrace_types::limits::SLOT_ALIGN;
-        let blocks_max = (granules + below_granules).min(1 << 30) as u32;
-        let mut pool = SlabPool::new(Arc::clone(&shared));
-        for len in &config.block_lens {
-            pool.declare(*len);
-        }
-        let cap = config.blocks_of_shard(number);
-        let expected = cap.unwrap_or_else(|| {
-            let len = config
-                .block_lens
-                .first()
-                .copied()
-                .unwrap_or(64 << 10)
-                .max(1);
-            (shared.arena().len() / len.next_multiple_of(4096)).max(1) as usize
-        });
-        let policy_config = PolicyConfig {
-            capacity_blocks: expected,
-            blocks_max,
-        };
-        let policy = plugins.make_policy(&config, policy_config)?;
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "a share of memory needs no last bit"
-        )]
-        #[expect(clippy::cast_sign_loss, reason = "validated to lie in 0..=1")]
-        let pinned_bytes_max = (shared.arena().len() as f64 * config.pinned_ratio_max) as u64;
-        let state = State {
-            index: Index::new(blocks_max)?,
-            pool,
-            policy,
-            epochs: NamespaceEpochs::default(),
-            counters: Counters::default(),
-            blocks_cap: cap.unwrap_or(usize::MAX),
-            dram_blocks: 0,
-            payload_bytes: 0,
-            writers: HashMap::new(),
-            pinned_bytes: 0,
-            pinned_bytes_max,
-            ticks: 0,
-            heat_shift: (expected / 16).max(1).ilog2(),
-            leases: BTreeMap::new(),
-            lease_next: 1,
-            sinks: Vec::new(),
-            event_sequence: 0,
-            promotions: HashMap::new(),
-            waiting: Vec::new(),
-            room_waiters: 0,
-            leaving: VecDeque::new(),
-            demoting: 0,
-            writer_runs: false,
-            reclaimer_runs: false,
-            sweeper_runs: false,
-            strays: remove::Strays::default(),
-        };
+        let below = tier.as_ref().map_or(0, |tier| tier.bytes());
+        let state = State::new(number, &config, &shared, plugins, below)?;
         let now = Cell::new(runtime.now());
         Ok(Rc::new(Self {
             number,
@@ -391,6 +336,72 @@ impl Shard {
 }
 
 impl State {
+    /// The state of a shard that holds nothing, over an arena and `below` bytes of devices.
+    fn new(
+        number: usize,
+        config: &EngineConfig,
+        shared: &Arc<ArenaShared>,
+        plugins: &Plugins,
+        below: u64,
+    ) -> Result<Self, Error> {
+        let granules = shared.arena().len() / terrace_types::limits::SLOT_ALIGN;
+        let below_granules = below / terrace_types::limits::SLOT_ALIGN;
+        let blocks_max = (granules + below_granules).min(1 << 30) as u32;
+        let mut pool = SlabPool::new(Arc::clone(shared));
+        for len in &config.block_lens {
+            pool.declare(*len);
+        }
+        let cap = config.blocks_of_shard(number);
+        let expected = cap.unwrap_or_else(|| {
+            let len = config
+                .block_lens
+                .first()
+                .copied()
+                .unwrap_or(64 << 10)
+                .max(1);
+            (shared.arena().len() / len.next_multiple_of(4096)).max(1) as usize
+        });
+        let policy_config = PolicyConfig {
+            capacity_blocks: expected,
+            blocks_max,
+        };
+        let policy = plugins.make_policy(config, policy_config)?;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a share of memory needs no last bit"
+        )]
+        #[expect(clippy::cast_sign_loss, reason = "validated to lie in 0..=1")]
+        let pinned_bytes_max = (shared.arena().len() as f64 * config.pinned_ratio_max) as u64;
+        Ok(Self {
+            index: Index::new(blocks_max)?,
+            pool,
+            policy,
+            epochs: NamespaceEpochs::default(),
+            counters: Counters::default(),
+            blocks_cap: cap.unwrap_or(usize::MAX),
+            dram_blocks: 0,
+            payload_bytes: 0,
+            writers: HashMap::new(),
+            pinned_bytes: 0,
+            pinned_bytes_max,
+            ticks: 0,
+            heat_shift: (expected / 16).max(1).ilog2(),
+            leases: BTreeMap::new(),
+            lease_next: 1,
+            sinks: Vec::new(),
+            event_sequence: 0,
+            promotions: HashMap::new(),
+            waiting: Vec::new(),
+            room_waiters: 0,
+            leaving: VecDeque::new(),
+            demoting: 0,
+            writer_runs: false,
+            reclaimer_runs: false,
+            sweeper_runs: false,
+            strays: remove::Strays::default(),
+        })
+    }
+
     fn gauges(&self) -> ShardGauges {
         ShardGauges {
             dram_blocks: self.dram_blocks as u64,

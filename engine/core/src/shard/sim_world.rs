@@ -12,7 +12,7 @@ use futures_util::task::AtomicWaker;
 use terrace_nvme::format::{DeviceId, SEGMENTS_START, SegmentHead, Sequence};
 use terrace_nvme::mem::{MemDevice, MemImage};
 use terrace_nvme::tier::{Location, Phase, TierConfig, TierDevice, TierSegment};
-use terrace_nvme::{BlockDevice, IoBackend};
+use terrace_nvme::IoBackend;
 use terrace_runtime::io::drive;
 use terrace_runtime::sim::Sim;
 use terrace_slab::{Arena, ArenaConfig, HugepageMode};
@@ -97,6 +97,8 @@ pub(super) struct Spec {
     /// Segments on each device.
     pub(super) segments: Vec<u32>,
     pub(super) dram_blocks: usize,
+    /// With 2 MiB all size classes have to share one slab in turn.
+    pub(super) dram_bytes: u64,
     pub(super) keep_all: bool,
     pub(super) write_mode: crate::config::WriteMode,
     pub(super) io_deadline: Duration,
@@ -114,7 +116,7 @@ impl Spec {
 
     fn config(&self) -> EngineConfig {
         EngineConfig {
-            dram_bytes: 2 << 20,
+            dram_bytes: self.dram_bytes,
             dram_blocks: Some(self.dram_blocks),
             policy: self.policy.to_owned(),
             busy_wait: Duration::from_millis(20),
@@ -217,7 +219,7 @@ impl World {
         let tier = NvmeTier::new(tier_config, tasks, tier_devices, salt, false).unwrap();
         let arena_config = ArenaConfig {
             hugepages: HugepageMode::Off,
-            ..ArenaConfig::new(2 << 20)
+            ..ArenaConfig::new(spec.dram_bytes)
         };
         let nudge: Arc<Nudge> = Arc::default();
         let nudged = Arc::clone(&nudge);
@@ -344,10 +346,6 @@ impl World {
         assert_eq!((state.demoting, state.room_waiters), (0, 0), "{context}");
         assert!(state.leaving.is_empty() && state.promotions.is_empty());
         assert!(!state.writer_runs && !state.sweeper_runs, "{context}");
-    }
-
-    pub(super) fn device_name(&self) -> &str {
-        &self.devices[0].info().name
     }
 }
 

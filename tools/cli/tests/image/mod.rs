@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use terrace_nvme::AlignedBuffer;
 use terrace_nvme::format::{
-    DeviceId, EntryKind, Origin, EntryRef, FooterBuilder, FrameBuilder, SEGMENTS_START, SegmentHead,
-    Sequence, units,
+    DeviceId, EntryKind, EntryRef, FooterBuilder, FrameBuilder, Origin, SEGMENTS_START,
+    SegmentHead, Sequence, units,
 };
 use terrace_nvme::set::{DeviceSet, MediumError, MissingDevices, SetMedium, SetOptions, os_random};
 use terrace_types::{Checksum, Hint};
