@@ -234,7 +234,7 @@ fn wrong_input_is_named_with_value_and_limit() {
             &["--bs", "128MiB", "--iodepth", "4096"],
             &["--dram", "1 TiB", "1 GiB"],
         ),
-        (&["--size", "4097"], &["4097", "4096"]),
+        (&["--size", "67112961"], &["67112961", "4096"]),
         (&["--size", "12parsec"], &["parsec"]),
     ];
     for (args, parts) in cases {

@@ -129,9 +129,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert!(!arguments(None).contains(&"--trace".to_owned()));
-        assert_eq!(
-            arguments(Some(Path::new("t.zst")))[7..],
-            ["--trace", "t.zst"]
-        );
+        let named = arguments(Some(Path::new("t.zst")));
+        assert!(named.ends_with(&["--trace".to_owned(), "t.zst".to_owned()]));
     }
 }

@@ -374,9 +374,23 @@ pub(super) fn value(client: u64, number: u64, version: u64, len_max: u64) -> Vec
         3 => 4096,
         _ => 1 + mix * 7 % 9000,
     };
-    let len = len.min(len_max);
+    let len = len.max(VERSION_LEN).min(len_max) as usize;
     let seed = (client << 48 | number << 32 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (0..len)
-        .map(|at| (seed.rotate_left((at % 61) as u32) as u8) ^ (at >> 3) as u8)
-        .collect()
+    let mut bytes = Vec::with_capacity(len + 8);
+    bytes.extend_from_slice(&version.to_le_bytes());
+    while bytes.len() < len {
+        let word = seed.wrapping_mul(bytes.len() as u64 | 1);
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Values begin with their version.
+const VERSION_LEN: u64 = 8;
+
+/// The version that a value says it is.
+pub(super) fn version_of(bytes: &[u8]) -> u64 {
+    let version = bytes.get(..VERSION_LEN as usize).unwrap_or(&[0; 8]);
+    u64::from_le_bytes(version.try_into().unwrap())
 }

@@ -74,10 +74,6 @@ impl EngineSide {
         target: &Target,
     ) -> anyhow::Result<Self> {
         let path = options.engine_path();
-        ensure!(
-            path != options.path,
-            "--engine-path is PATH itself; the engine needs a data set of its own"
-        );
         let file_len = target.info.len;
         let made = prepare(&path, options.overwrite)?;
         let config = EngineConfig {

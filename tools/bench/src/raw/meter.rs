@@ -29,10 +29,10 @@ pub struct EngineShare {
 }
 
 impl EngineShare {
-    /// Bytes written between two flushes.
+    /// Payload bytes that a flush covers.
     #[must_use]
     pub const fn bytes_per_flush(&self) -> Option<u64> {
-        self.bytes_written.checked_div(self.flushes)
+        self.payload_bytes.checked_div(self.flushes)
     }
 }
 

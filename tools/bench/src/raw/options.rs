@@ -156,6 +156,10 @@ impl RawOptions {
             );
         }
         ensure!(
+            self.engine_path.as_ref() != Some(&self.path),
+            "--engine-path is PATH itself; the engine needs a data set of its own"
+        );
+        ensure!(
             !(self.io_poll && self.rw == Rw::Durable),
             "--io-poll with --rw durable: a polled ring cannot flush"
         );
