@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use terrace_nvme::mem::{MemImage, SeededFaults};
 use terrace_nvme::tier::{Location, Phase};
 use terrace_runtime::sim::Sim;
@@ -423,7 +425,8 @@ fn generation(
     let span = Duration::from_micros(random.below(40_000) + random.below(2) * 40_000);
     let end = world.sleep(span);
     let working = async {
-        futures_util::future::join_all(clients.iter().map(Client::run)).await;
+        let mut clients: FuturesUnordered<_> = clients.iter().map(Client::run).collect();
+        clients.next().await;
     };
     sim.run(futures_lite::future::or(end, working));
     assert!(!world.shard.is_fenced(), "{context}");

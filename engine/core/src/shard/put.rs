@@ -186,10 +186,19 @@ impl Shard {
                     return Ok(false);
                 };
                 let record = state.index.record(block);
-                if record.below().is_none() && record.slot().is_none() {
+                let nowhere = record.below().is_none() && record.slot().is_none();
+                if nowhere && !record.is(PROMOTING) {
                     return Ok(false);
                 }
-                (block, record.below())
+                (block, record.below().ok_or(nowhere))
+            };
+            let below = match below {
+                // Its segment went while it is being read: it comes up, or is gone after that.
+                Err(true) => {
+                    self.join_promotion(block).await;
+                    continue;
+                }
+                below => below.ok(),
             };
             match below.map(|location| (location, tier.phase(tier.split(location).0))) {
                 // It moves or goes with its segment: look again then.

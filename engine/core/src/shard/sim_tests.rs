@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use terrace_nvme::format::SEGMENTS_START;
 use terrace_nvme::mem::{Fault, Kind, SeededFaults};
 use terrace_runtime::sim::Sim;
@@ -374,10 +376,8 @@ fn run(seed: u64) -> (u64, u64, u64) {
             client.hits
         }
     });
-    let hits: u64 = sim
-        .run(futures_util::future::join_all(clients))
-        .iter()
-        .sum();
+    let clients: FuturesUnordered<_> = clients.collect();
+    let hits: u64 = sim.run(clients.fold(0, |sum, hits| async move { sum + hits }));
     // Leases and tasks under way end by themselves.
     sim.run(world.sleep(Duration::from_secs(2)));
     world.check_idle(&format!("seed {seed}, {spec:?}, {weather:?}"));

@@ -9,10 +9,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
+use terrace_nvme::IoBackend;
 use terrace_nvme::format::{DeviceId, SEGMENTS_START, SegmentHead, Sequence};
 use terrace_nvme::mem::{MemDevice, MemImage};
 use terrace_nvme::tier::{Location, Phase, TierConfig, TierDevice, TierSegment};
-use terrace_nvme::IoBackend;
 use terrace_runtime::io::drive;
 use terrace_runtime::sim::Sim;
 use terrace_slab::{Arena, ArenaConfig, HugepageMode};
