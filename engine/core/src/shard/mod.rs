@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use futures_util::FutureExt;
-use terrace_nvme::tier::NvmeTier;
+use terrace_nvme::tier::{Location, NvmeTier, Phase};
 use terrace_runtime::{LocalFuture, MailboxSender, Runtime};
 use terrace_slab::{ArenaShared, RegisteredRegion, Returned, SlabPool, SlotIx};
 use terrace_types::{BlockIx, Nanos, RejectReason, UnavailableReason};
@@ -332,10 +332,33 @@ impl Shard {
         assert_eq!(payload, state.payload_bytes);
         assert_eq!(known, state.policy.len());
         assert!(state.dram_blocks + state.writers.len() <= state.blocks_cap);
+        if let Some(tier) = &self.tier {
+            state.check_below(tier);
+        }
     }
 }
 
 impl State {
+    /// Panics when the index points to where no block can be, or twice to one place.
+    fn check_below(&self, tier: &NvmeTier) {
+        let mut taken: HashMap<Location, BlockIx> = HashMap::new();
+        // What is left of a namespace that was removed is swept later.
+        let live = self.index.scan(0, u32::MAX);
+        let live = live.filter(|(_, record)| !self.epochs.is_ended(record.namespace()));
+        for (block, record) in live {
+            let Some(location) = record.below() else {
+                let moves = record.is(crate::index::PROMOTING);
+                assert!(record.slot().is_some() || moves, "{block:?} is nowhere");
+                continue;
+            };
+            let phase = tier.phase(tier.split(location).0);
+            let empty = matches!(phase, Phase::Free | Phase::Ready);
+            assert!(!empty, "{block:?} lies in a segment that is {phase:?}");
+            let other = taken.insert(location, block);
+            assert_eq!(other, None, "{block:?} lies where another does");
+        }
+    }
+
     /// The state of a shard that holds nothing, over an arena and `below` bytes of devices.
     fn new(
         number: usize,

@@ -369,7 +369,10 @@ fn run(seed: u64) -> (u64, u64, u64) {
             hits: 0,
         };
         async move {
-            for _ in 0..STEPS {
+            for step in 0..STEPS {
+                if step % 16 == 0 {
+                    client.world.shard.check();
+                }
                 client.step().await;
                 client.world.shard.tick();
             }

@@ -29,12 +29,12 @@ use crate::buffer::IoBuffer;
 use crate::device::{Completion, IoBackend};
 use crate::ops::{IoError, IoFuture, IoOutcome, OpId, OpTable};
 
-/// Bytes that operations move after which they are handed over without waiting for the driver's
-/// turn. Reads complete in groups, and each is hashed before its caller asks for the next: the
-/// device would wait for the last of the group. Measured at depth 32 (`terrace-bench raw
-/// --modes hybrid,hybrid-hash`), hashing cost 15% of the throughput of 1 MiB reads, 8% at 256 KiB
-/// and 10% at 64 KiB, and with this 2%, 1% and none; a call for each 512 KiB costs 0.4 us of CPU
-/// for a read of 64 KiB and 1.8 us for one of 1 MiB.
+/// Bytes that operations move after which a ring with a driver hands them over before its turn,
+/// so that the device works on them while tasks go on. Reads complete in groups, and each block is
+/// hashed before its reader asks for the next: the device would wait for the last of the group.
+/// Measured at depth 32 by `terrace-bench raw --modes hybrid,hybrid-hash`: hashing cost 15% of the
+/// throughput of 1 MiB reads, 8% at 256 KiB and 10% at 64 KiB, and with this 2%, 1% and none. The
+/// calls cost 0.4 us of CPU for a read of 64 KiB and 1.8 us for one of 1 MiB.
 const EARLY_LEN: u64 = 512 << 10;
 
 /// A file's place on one ring.
@@ -66,6 +66,8 @@ pub struct Ring {
     unsent: Cell<usize>,
     /// Bytes that operations move which were queued since the last submission.
     queued_bytes: Cell<u64>,
+    /// Somebody waits for operations to hand over.
+    driven: Cell<bool>,
     /// Operations were handed over outside the driver's turn, and it has not been told yet.
     submitted_early: Cell<bool>,
     /// Operations under way: queued, unsent and taken.
@@ -118,6 +120,7 @@ impl Ring {
             queue: RefCell::new(VecDeque::with_capacity(config.ops_max)),
             unsent: Cell::new(0),
             queued_bytes: Cell::new(0),
+            driven: Cell::new(false),
             submitted_early: Cell::new(false),
             pending: Cell::new(0),
             queued_waker: Cell::new(None),
@@ -204,7 +207,7 @@ impl Ring {
         self.wake_queued();
         self.queued_bytes
             .set(self.queued_bytes.get() + u64::from(wanted));
-        if self.queued_bytes.get() >= EARLY_LEN {
+        if self.driven.get() && self.queued_bytes.get() >= EARLY_LEN {
             self.submit();
             self.submitted_early.set(true);
         }
@@ -354,6 +357,7 @@ impl Ring {
 
 impl IoBackend for Ring {
     fn poll_queued(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.driven.set(true);
         if self.submitted_early.take() || self.has_queued() {
             return Poll::Ready(());
         }

@@ -141,8 +141,10 @@ fn measure(
             .as_ref()
             .and_then(EngineShare::bytes_per_flush)
         {
-            work.flush_every = cadence;
-            flush_every = Some((cadence, true));
+            // Whole blocks: a byte more would be a block more.
+            let blocks = (cadence + work.len / 2) / work.len;
+            work.flush_every = blocks.max(1) * work.len;
+            flush_every = Some((work.flush_every, true));
         }
     }
     let mut cell = Cell {
