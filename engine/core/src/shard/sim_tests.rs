@@ -428,3 +428,113 @@ fn shard_under_faults_and_any_order_returns_no_wrong_bytes() {
 fn simulation_of_one_seed_repeats_step_by_step() {
     assert_eq!(run(7), run(7));
 }
+
+fn calm_spec(segments: Vec<u32>) -> Spec {
+    Spec {
+        segments,
+        ..spec(0, "LRU")
+    }
+}
+
+fn durable() -> PutOptions {
+    PutOptions {
+        durability: Durability::Durable,
+        ..PutOptions::default()
+    }
+}
+
+#[test]
+fn shard_whose_devices_fail_all_writes_goes_on_in_dram() {
+    let sim = Sim::new(1);
+    let spec = calm_spec(vec![4, 4]);
+    let world = World::new(&sim, &spec, spec.blank(), 1);
+    let bytes = |number| value(0, number, 1, 9000);
+    sim.run(async {
+        let shard = &world.shard;
+        let key = |number| world.key("n", number);
+        let put = shard.put(&key(0), &bytes(0), &durable()).await;
+        assert_eq!(put, PutOutcome::Stored { durable: true });
+        for device in &world.devices {
+            device.set_plan(|operation| match operation.kind {
+                Kind::Read => terrace_nvme::mem::Behaviour::default(),
+                Kind::Write | Kind::Flush => Fault::Os { errno: 5 }.into(),
+            });
+        }
+        for number in 1..200 {
+            let volatile = PutOptions::default();
+            let options = if number % 5 == 0 { durable() } else { volatile };
+            let (key, bytes) = (key(number), bytes(number));
+            let put = shard.put(&key, &bytes, &options);
+            let put = world
+                .within(|| format!("put {number}"), CALL_MAX, put)
+                .await;
+            let legal = [
+                PutOutcome::Stored { durable: false },
+                PutOutcome::Rejected(RejectReason::NotDurable),
+            ];
+            assert!(legal.contains(&put), "{put:?}");
+            shard.check();
+        }
+        let found = shard.get(&key(0), &GetOptions::default()).await;
+        let found = found.hit();
+        assert_eq!(found.as_deref(), Some(&bytes(0)[..]), "it is still served");
+        drop(found);
+        for _ in 0..2 {
+            let removed = shard.remove(&key(0)).await;
+            let failed = UnavailableReason::TierFailed;
+            assert!(matches!(removed, Lookup::Unavailable(reason) if reason == failed));
+        }
+        let removed = shard.remove_namespace(key(0).namespace()).await;
+        assert_eq!(removed, Err(UnavailableReason::TierFailed));
+        world.sleep(Duration::from_secs(1)).await;
+    });
+    world.check_idle("all writes fail");
+}
+
+#[test]
+fn shard_that_removes_more_than_it_keeps_goes_on() {
+    for segments in [vec![2], vec![5], vec![3, 2], vec![1, 3]] {
+        let sim = Sim::new(2);
+        let spec = calm_spec(segments);
+        let world = World::new(&sim, &spec, spec.blank(), 1);
+        let clients = (0..16).map(|client| {
+            let world = Rc::clone(&world);
+            async move {
+                for round in 0..400 {
+                    let key = world.key("n", client * 1000 + round);
+                    let put = world.shard.put(&key, &[7], &durable()).await;
+                    assert!(put.is_present(), "{put:?}");
+                    let removed = world.shard.remove(&key).await;
+                    assert!(!matches!(removed, Lookup::Unavailable(_)), "{removed:?}");
+                }
+            }
+        });
+        let clients: FuturesUnordered<_> = clients.collect();
+        let all = clients.for_each(|()| async {});
+        sim.run(world.within(|| "removals".to_owned(), CALL_MAX * 10, all));
+        assert!(world.tier.counters().segments_reclaimed > 5);
+        sim.run(world.sleep(Duration::from_secs(1)));
+        world.check_idle("removals");
+    }
+}
+
+#[test]
+fn shard_with_one_segment_of_a_device_does_not_write_to_it() {
+    let sim = Sim::new(3);
+    let spec = calm_spec(vec![0, 1]);
+    let world = World::new(&sim, &spec, spec.blank(), 1);
+    sim.run(async {
+        for number in 0..100 {
+            let key = world.key("n", number);
+            let options = PutOptions::default();
+            let put = world.shard.put(&key, &[7], &options);
+            let put = world.within(|| "put".to_owned(), CALL_MAX, put).await;
+            assert_eq!(put, PutOutcome::Stored { durable: false });
+        }
+        let key = world.key("n", 1000);
+        let put = world.shard.put(&key, &[7], &durable()).await;
+        assert_eq!(put, PutOutcome::Rejected(RejectReason::NotDurable));
+        world.sleep(Duration::from_secs(1)).await;
+    });
+    world.check_idle("one segment");
+}

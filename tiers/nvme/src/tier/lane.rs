@@ -60,7 +60,7 @@ pub(super) struct Lane {
     pub(super) health: Health,
     /// Nothing new is written to it: what it holds moves to the other devices.
     pub(super) draining: bool,
-    /// Segments that are the shard's to write to.
+    /// Segments that are the shard's to write to; none when there is only one.
     pub(super) owned: u32,
     pub(super) open: Option<OpenSegment>,
     pub(super) ready: VecDeque<SegmentIx>,

@@ -226,6 +226,7 @@ impl NvmeTier {
             }
             lanes.push(lane);
         }
+        leave_out_single_segments(&mut lanes);
         for lane in &mut lanes {
             let sequence = |ix: &SegmentIx| list[ix.0 as usize].identity.sequence;
             lane.sealed.make_contiguous().sort_by_key(sequence);
@@ -284,7 +285,8 @@ impl NvmeTier {
     pub fn block_len_max(&self) -> u64 {
         let state = self.state.borrow();
         let longest = |lane: &Lane| u64::from(lane.block_units_max());
-        let takes = state.lanes.iter().filter(|lane| !lane.draining);
+        let takes = state.lanes.iter();
+        let takes = takes.filter(|lane| !lane.draining && lane.owned > 0);
         takes.map(longest).max().unwrap_or(0) * UNIT
     }
 
@@ -427,6 +429,18 @@ impl State {
         let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
+    }
+}
+
+/// Reclaim needs a second segment for what it keeps: a device with one is only read.
+fn leave_out_single_segments(lanes: &mut [Lane]) {
+    for lane in lanes.iter_mut().filter(|lane| lane.owned == 1) {
+        let device = lane.device.info().name.as_str();
+        tracing::warn!(
+            device,
+            "one segment for a shard is too few: it is not written to"
+        );
+        lane.owned = 0;
     }
 }
 

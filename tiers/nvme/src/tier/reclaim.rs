@@ -42,7 +42,7 @@ impl NvmeTier {
                 state.segments.get_mut(oldest).transition(Phase::Reclaiming);
                 return Some(Next::Oldest(oldest));
             }
-            if !lane.ready.is_empty() {
+            if !lane.ready.is_empty() || !lane.takes_blocks() {
                 continue;
             }
             if let Some(blank) = lane.free.pop_front() {
@@ -71,7 +71,8 @@ impl NvmeTier {
             let work = if lane.draining {
                 !lane.sealed.is_empty() && state.lanes.iter().any(Lane::takes_blocks)
             } else {
-                lane.ready.is_empty() && !(lane.free.is_empty() && lane.sealed.is_empty())
+                let some = !(lane.free.is_empty() && lane.sealed.is_empty());
+                lane.takes_blocks() && lane.ready.is_empty() && some
             };
             work && !lane.preparing && lane.health == Health::Good
         })
