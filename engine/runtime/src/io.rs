@@ -178,7 +178,10 @@ async fn reap_on_event(shared: Rc<Shared>, event: Eventfd) {
         let Some(backend) = shared.backend() else {
             return;
         };
-        backend.reap(shared.runtime.now());
+        // Whoever waited may ask for more before the next ones are told.
+        while backend.reap(shared.runtime.now()) > 0 {
+            shared.runtime.yield_now().await;
+        }
     }
 }
 

@@ -59,7 +59,8 @@ pub trait IoBackend {
     /// Hands all queued operations to the medium.
     fn submit(&self);
 
-    /// Takes in what completed by `now`; returns how many operations did.
+    /// Takes in what completed by `now`, or as much of it as tasks should see before they ask
+    /// for more; returns how many operations. Asked again it takes the rest.
     fn reap(&self, now: Nanos) -> usize;
 
     /// Resolves operations whose deadline passed.

@@ -179,7 +179,7 @@ impl Shard {
         if let Some(reason) = self.refusal(key) {
             return self.count_unavailable(reason);
         }
-        let deadline = self.runtime.now() + self.config.busy_wait;
+        let mut deadline = None;
         let mut joined = false;
         loop {
             let probe = self.probe(key, options);
@@ -193,6 +193,7 @@ impl Shard {
                 }
                 Probe::Miss => return Lookup::Miss,
                 Probe::PinLimit => {
+                    let deadline = *deadline.get_or_insert_with(|| self.busy_deadline());
                     if !self.wait_for_room(deadline).await {
                         return self.count_unavailable(UnavailableReason::PinLimit);
                     }
@@ -397,8 +398,7 @@ impl Shard {
         arrival: Arrival,
     ) -> Result<Option<Found>, UnavailableReason> {
         let len = self.state.borrow().index.record(block).len;
-        let deadline = self.runtime.now() + self.config.busy_wait;
-        let Some(writer) = self.room_for(u64::from(len), deadline).await else {
+        let Some(writer) = self.room_for(u64::from(len)).await else {
             return Err(UnavailableReason::NoRoom);
         };
         // Its segment may be reclaimed while there is no room, or while others go first.

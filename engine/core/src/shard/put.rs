@@ -61,8 +61,7 @@ impl Shard {
             let outcome = self.ensured(key, outcome, options).await;
             return self.done(outcome);
         }
-        let deadline = self.runtime.now() + self.config.busy_wait;
-        match self.room_for(len, deadline).await {
+        match self.room_for(len).await {
             Some(writer) => Reservation::Granted(writer),
             None => self.done(
                 self.rejecting()

@@ -40,8 +40,9 @@ impl Drop for RoomWaiter<'_> {
 }
 
 impl Shard {
-    /// A slot for a block of `len` bytes, waiting until `deadline` at most.
-    pub(super) async fn room_for(self: &Rc<Self>, len: u64, deadline: Nanos) -> Option<SlotWriter> {
+    /// A slot for a block of `len` bytes, waiting for `busy_wait` at most.
+    pub(super) async fn room_for(self: &Rc<Self>, len: u64) -> Option<SlotWriter> {
+        let mut deadline = None;
         loop {
             if self.unavailable().is_some() {
                 return None;
@@ -49,6 +50,7 @@ impl Shard {
             if let Some(writer) = self.try_room(len) {
                 return Some(writer);
             }
+            let deadline = *deadline.get_or_insert_with(|| self.busy_deadline());
             let waits = RoomWaiter::new(self);
             if !self.wait_for_room(deadline).await {
                 return None;
@@ -69,6 +71,11 @@ impl Shard {
             Room::Slot(writer) => Some(writer),
             Room::None => None,
         }
+    }
+
+    /// Until when a call that begins to wait for room does so.
+    pub(super) fn busy_deadline(&self) -> Nanos {
+        self.runtime.now() + self.config.busy_wait
     }
 
     /// Waits until something was freed; false when `deadline` passed first.

@@ -33,7 +33,7 @@ impl Ring {
         // A polled ring only moves when it is asked.
         let round_ms = if self.report().polled { 1 } else { 50 };
         for _ in 0..DRAIN_MS / round_ms {
-            self.reap(Nanos::ZERO);
+            while self.reap(Nanos::ZERO) > 0 {}
             if self.taken() == 0 {
                 return true;
             }

@@ -415,6 +415,30 @@ fn many_bytes_are_handed_over_early_and_told() {
 }
 
 #[test]
+fn many_bytes_are_taken_in_by_groups() {
+    let disk = Disk::new("groups", 4 * EARLY_LEN);
+    let ring = ring(RingConfig::default());
+    let device = disk.on(&ring);
+    let half = EARLY_LEN / 2;
+    let reads: Vec<_> = (0..8)
+        .map(|at| {
+            let buffer = IoBuffer::Owned(AlignedBuffer::zeroed(half as usize));
+            device.read(at * half, half as u32, buffer, Nanos::MAX)
+        })
+        .collect();
+    let mut groups = Vec::new();
+    while ring.in_flight() > 0 {
+        ring.submit_and_wait();
+        groups.push(ring.reap(Nanos::ZERO));
+    }
+    assert!(groups.iter().all(|group| *group <= 2), "{groups:?}");
+    assert_eq!(groups.iter().sum::<usize>(), 8);
+    for read in reads {
+        wait(&ring, read).result.unwrap();
+    }
+}
+
+#[test]
 #[should_panic(expected = "8192 bytes in memory of 4096")]
 fn read_past_its_memory_is_refused() {
     let disk = Disk::new("past", 16 * UNIT);
