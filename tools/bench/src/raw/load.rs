@@ -186,6 +186,9 @@ impl Load {
 
     async fn operate(&self, slot: SlotWriter) -> anyhow::Result<SlotWriter> {
         let (len, deadline) = (self.work.len as u32, || meter::now() + IO_DEADLINE);
+        if self.work.hash && self.work.rw != Rw::Randread {
+            std::hint::black_box(Checksum::of(&self.key, slot.bytes()));
+        }
         let buffer = IoBuffer::Writer(slot);
         let (what, offset, operation) = match self.work.rw {
             Rw::Randread => {

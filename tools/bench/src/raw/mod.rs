@@ -4,7 +4,8 @@
 //! - `ring`: one thread, a ring with registered memory, and a loop that submits, sleeps until
 //!   something completed, and goes on. The limit that the others are quoted against.
 //! - `hybrid`: the same tasks, turned by a shard's executor and [`terrace_runtime::io::drive`].
-//! - `hybrid-hash`: the same, and each block that was read is hashed as the engine hashes it.
+//! - `hybrid-hash`: the same, and each block is hashed as the engine hashes it, after it was read
+//!   or before it is written.
 //! - `engine`: a whole engine, asked on its shard's own thread; `engine-remote` through
 //!   [`terrace_engine::Engine`] from another one. Puts always come from another thread.
 

@@ -55,7 +55,7 @@ pub enum Mode {
     Ring,
     /// The ring beside the executor.
     Hybrid,
-    /// The same, and blocks that were read are hashed.
+    /// The same, and blocks are hashed after they were read or before they are written.
     HybridHash,
     /// An engine: gets on its shard's thread, puts from another.
     Engine,
@@ -83,7 +83,7 @@ impl Mode {
     }
 
     const fn needs_reads(self) -> bool {
-        matches!(self, Self::HybridHash | Self::EngineRemote)
+        matches!(self, Self::EngineRemote)
     }
 }
 
