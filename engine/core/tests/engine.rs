@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use terrace_engine::policy::{Lru, Policy, PolicyBytes, PolicyConfig};
 use terrace_engine::{
-    Access, BlockKey, Durability, Engine, EngineConfig, EventKind, GetOptions, HugepageMode,
-    KeyHash, Lookup, Namespace, PutItem, PutOptions, PutOutcome, RegisteredRegion, RejectReason,
-    Tier, UnavailableReason, block_on,
+    Access, BlockKey, Descriptor, Durability, Engine, EngineConfig, EventKind, GetOptions,
+    HugepageMode, KeyHash, Lease, Lookup, Namespace, PutItem, PutOptions, PutOutcome,
+    RegisteredRegion, RejectReason, Tier, UnavailableReason, block_on,
 };
 
 const GET: GetOptions = GetOptions {
@@ -362,6 +362,63 @@ fn caller_memory_is_scattered_into_and_gathered_from() {
         let mut back = vec![0; 99_999];
         targets[1].copy_to(&mut back);
         assert!(back[..] == bytes[1..]);
+    });
+}
+
+/// Aim: a descriptor speaks of the block it was made for, and of no later one in its slot.
+#[test]
+fn descriptor_of_a_slot_that_was_used_again_resolves_to_nothing() {
+    let engine = Engine::open(config(2)).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        engine.put(&key(ns, 1), value(1, 1 << 20), &put()).await;
+        let (first, ttl) = (key(ns, 1), Duration::from_secs(60));
+        let lease = engine.lease(&first, ttl, &GET).await.hit().unwrap();
+        let descriptor = lease.descriptor;
+        let found = engine.resolve(&descriptor).await.unwrap();
+        assert!(found[..] == value(1, 1 << 20)[..]);
+        drop(found);
+        assert!(engine.release(&lease).await);
+        assert!(engine.remove(&key(ns, 1)).await.is_hit());
+        assert!(engine.resolve(&descriptor).await.is_none(), "an empty slot");
+        // The same bytes under the same key: only the generation tells them apart.
+        let mut same_slot = false;
+        for _ in 0..10 {
+            engine.put(&key(ns, 1), value(1, 1 << 20), &put()).await;
+            let again = engine.lease(&first, ttl, &GET).await.hit().unwrap();
+            same_slot |= again.descriptor.offset == descriptor.offset;
+            assert!(engine.resolve(&descriptor).await.is_none(), "used again");
+            assert!(engine.resolve(&again.descriptor).await.is_some());
+            assert!(engine.release(&again).await);
+            assert!(engine.remove(&key(ns, 1)).await.is_hit());
+        }
+        assert!(same_slot, "the slot has to be used again");
+        for junk in [
+            Descriptor {
+                shard: 9,
+                ..descriptor
+            },
+            Descriptor {
+                offset: u64::MAX,
+                ..descriptor
+            },
+            Descriptor {
+                offset: 4097,
+                ..descriptor
+            },
+            Descriptor {
+                offset: u64::MAX / 4096 * 4096,
+                ..descriptor
+            },
+        ] {
+            assert!(engine.resolve(&junk).await.is_none(), "{junk:?}");
+            let never = Lease {
+                descriptor: junk,
+                ..lease
+            };
+            assert!(!engine.release(&never).await);
+        }
+        assert_eq!(engine.stats().await.gauges.pinned_bytes, 0);
     });
 }
 

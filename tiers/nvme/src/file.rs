@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use content::Content;
-pub use errors::OpenError;
+pub use errors::{OpenError, lock_holder};
 
 use crate::UNIT;
 use crate::buffer::AlignedBuffer;
@@ -279,9 +279,7 @@ fn name_holder(error: OpenError) -> OpenError {
     let OpenError::InUse { path } = error else {
         return error;
     };
-    let holder = File::open(&path)
-        .ok()
-        .and_then(|disk| errors::lock_holder(&disk));
+    let holder = File::open(&path).ok().and_then(|disk| lock_holder(&disk));
     match holder {
         Some(_) => OpenError::Locked { path, holder },
         None => OpenError::InUse { path },
@@ -326,7 +324,7 @@ fn lock(path: &Path, file: &File) -> Result<(), OpenError> {
     loop {
         let holder = match file.try_lock() {
             Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) => errors::lock_holder(file),
+            Err(TryLockError::WouldBlock) => lock_holder(file),
             Err(TryLockError::Error(error)) => return Err(OpenError::os(path, "lock", error)),
         };
         let alive =

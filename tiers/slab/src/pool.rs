@@ -188,6 +188,23 @@ impl SlabPool {
         }
     }
 
+    /// The block in the slot that begins at `offset`, which may be any number.
+    #[must_use]
+    pub fn block_at(&self, offset: u64) -> Option<(SlotIx, BlockIx)> {
+        if !offset.is_multiple_of(SLOT_ALIGN) {
+            return None;
+        }
+        let unit = u32::try_from(offset / SLOT_ALIGN).ok()?;
+        let ix = *self.page_slab.get((unit / UNITS_PER_PAGE) as usize)?;
+        let slab = self.slabs.get(ix as usize)?.as_ref()?;
+        let from_first = unit - slab.run.first * UNITS_PER_PAGE;
+        if !from_first.is_multiple_of(slab.units) {
+            return None;
+        }
+        let word = *slab.slots.get((from_first / slab.units) as usize)?;
+        (word < WRITER).then_some((SlotIx(unit), BlockIx(word)))
+    }
+
     /// The class of the slab a slot lies in.
     #[must_use]
     pub fn class_of(&self, slot: SlotIx) -> ClassIx {

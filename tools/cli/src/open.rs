@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
+use terrace_nvme::file::lock_holder;
 use terrace_nvme::set::{MediumError, SetMedium};
 use terrace_nvme::{AlignedBuffer, UNIT};
 
@@ -180,35 +181,17 @@ fn lock(path: &Path, file: &File) -> Result<(), OpenError> {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => Err(OpenError::Locked {
             path: path.to_owned(),
-            holder: lock_holder(file),
+            holder: holder_of(file),
         }),
         Err(TryLockError::Error(error)) => Err(OpenError::os(path, "lock", error)),
     }
 }
 
-/// The process that holds a file's lock, from the kernel's list.
-fn lock_holder(file: &File) -> String {
-    let another = || "another process".to_owned();
-    let Ok(meta) = file.metadata() else {
-        return another();
-    };
-    let list = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-    let holder = holder_in(&list, meta.dev(), meta.ino());
-    holder.map_or_else(another, |pid| format!("process {pid}"))
-}
-
-/// Finds `1: FLOCK  ADVISORY  WRITE 4711 fd:00:1234 0 EOF`: the numbers are the process, the
-/// file system in hexadecimal, and the file.
-fn holder_in(list: &str, device: u64, inode: u64) -> Option<u32> {
-    let wanted = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
-    list.lines().find_map(|line| {
-        let mut words = line.split_ascii_whitespace().skip(1);
-        if words.next()? != "FLOCK" {
-            return None;
-        }
-        let pid = words.nth(2)?;
-        (words.next()? == wanted).then(|| pid.parse().ok())?
-    })
+fn holder_of(file: &File) -> String {
+    lock_holder(file).map_or_else(
+        || "another process".to_owned(),
+        |pid| format!("process {pid}"),
+    )
 }
 
 /// The logical sector length of a disk, or of the disk that a partition is on.
@@ -250,17 +233,6 @@ impl SetMedium for ReadOnlyDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lock_holder_is_found_by_device_and_inode() {
-        let list = "1: POSIX  ADVISORY  READ  7 fe:00:55 0 EOF\n\
-                    2: FLOCK  ADVISORY  WRITE 4711 fe:00:55 0 EOF\n\
-                    3: FLOCK  ADVISORY  WRITE -1 fe:00:56 0 EOF\n";
-        let device = nix::sys::stat::makedev(0xfe, 0);
-        assert_eq!(holder_in(list, device, 55), Some(4711));
-        assert_eq!(holder_in(list, device, 56), None, "another container's");
-        assert_eq!(holder_in(list, device, 57), None);
-    }
 
     #[test]
     fn write_is_refused() {

@@ -11,6 +11,7 @@
 
 mod ci;
 mod demo;
+mod planted;
 mod process;
 mod setup;
 mod steps;
@@ -29,6 +30,7 @@ cargo xtask <command>
   demo             set up, build, replay 1,000 requests through the engine, print the table
   test             set up, then every test, doc test, example and small bench run
   ci               what CI runs: fmt, clippy, tidy, test, doc, deny, readme
+  planted [NAME]   plant known bugs, one at a time: the tests have to find each
   tidy             the rules of docs/style.md that a program can check
   setup [--check]  find what build and tests need; install it as root, else print the command
                    (--check changes nothing)
@@ -41,6 +43,7 @@ enum Task {
     Demo,
     Test,
     Ci,
+    Planted { only: Option<String> },
     Tidy,
     Setup { check_only: bool },
     Help,
@@ -52,6 +55,10 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         ["demo"] => Ok(Task::Demo),
         ["test"] => Ok(Task::Test),
         ["ci"] => Ok(Task::Ci),
+        ["planted"] => Ok(Task::Planted { only: None }),
+        ["planted", name] => Ok(Task::Planted {
+            only: Some((*name).to_owned()),
+        }),
         ["tidy"] => Ok(Task::Tidy),
         ["setup"] => Ok(Task::Setup { check_only: false }),
         ["setup", "--check"] => Ok(Task::Setup { check_only: true }),
@@ -65,7 +72,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
             "{known} takes no arguments, but was given `{other}`"
         )),
         [unknown, ..] => Err(format!(
-            "there is no command `{unknown}`; the commands are demo, test, ci, tidy, setup, help"
+            "there is no command `{unknown}`; the commands are demo, test, ci, planted, tidy, setup, help"
         )),
     }
 }
@@ -81,6 +88,7 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Task::Demo => demo::run(&workspace),
         Task::Test => suite::run(&workspace),
         Task::Ci => ci::run(&workspace),
+        Task::Planted { only } => planted::run(&workspace, only.as_deref()),
         Task::Tidy => tidy::run(&workspace),
         Task::Setup { check_only } => setup::run(check_only).map(Reserved::keep),
         Task::Help => Ok(()),
@@ -128,7 +136,9 @@ mod tests {
     #[test]
     fn parse_unknown_command_lists_all_commands() {
         let message = parse_line("tset").unwrap_err();
-        for command in ["`tset`", "demo", "test", "ci", "tidy", "setup", "help"] {
+        for command in [
+            "`tset`", "demo", "test", "ci", "planted", "tidy", "setup", "help",
+        ] {
             assert!(message.contains(command), "{message}");
         }
     }

@@ -11,8 +11,8 @@ use terrace_types::{
 
 use super::Engine;
 use crate::shard::{
-    Direct, Durability, GetOptions, Job, Lease, LeaseId, LocalPin, Placement, PutOptions,
-    Reservation, Shard, TryGet,
+    Descriptor, Direct, Durability, GetOptions, Job, Lease, LeaseId, LocalPin, Placement,
+    PutOptions, Reservation, Shard, TryGet,
 };
 
 /// Values up to this length travel in the message: one hop in place of two is worth a copy.
@@ -280,6 +280,16 @@ impl Engine {
             reply.later(async move { shard.lease(&owned, ttl, &options).await })
         })
         .await
+    }
+
+    /// The block that a descriptor was made for, as long as its slot still holds it; `None` for
+    /// one that was given up or moved since, and for numbers that were never a descriptor.
+    pub async fn resolve(&self, descriptor: &Descriptor) -> Option<PinnedBlock> {
+        let descriptor = *descriptor;
+        let resolved = self.call(descriptor.shard, move |shard, reply| {
+            Reply(reply).now(shard.resolve(&descriptor).map(LocalPin::into_pinned))
+        });
+        resolved.await.unwrap_or(None)
     }
 
     /// Ends a lease early. False when it had ended already, or the shard did.

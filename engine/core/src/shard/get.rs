@@ -146,7 +146,7 @@ impl Shard {
         }
     }
 
-    fn local_pin(self: &Rc<Self>, found: Found) -> LocalPin {
+    pub(super) fn local_pin(self: &Rc<Self>, found: Found) -> LocalPin {
         let Found { slot, len, block } = found;
         LocalPin {
             shard: Rc::clone(self),

@@ -6,7 +6,8 @@ use std::time::Duration;
 use terrace_types::{BlockKey, Checksum, Lookup, Nanos, Tier, UnavailableReason};
 
 use super::Shard;
-use super::get::{GetOptions, Probe};
+use super::get::{GetOptions, LocalPin, Probe};
+use crate::index::ERASED;
 
 /// Longest lease.
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(600);
@@ -100,6 +101,26 @@ impl Shard {
                 deadline,
             },
         }
+    }
+
+    /// The block that a descriptor was made for, as long as its slot still holds it, under a
+    /// lease or not. To the policy it is no use.
+    pub fn resolve(self: &Rc<Self>, descriptor: &Descriptor) -> Option<LocalPin> {
+        if self.unavailable().is_some() || descriptor.shard != self.number {
+            return None;
+        }
+        let mut state = self.state.borrow_mut();
+        let (_, block) = state.pool.block_at(descriptor.offset)?;
+        let record = state.index.record(block);
+        let same = record.generation == descriptor.generation
+            && record.len == descriptor.len
+            && record.checksum() == descriptor.checksum;
+        if !same || record.is(ERASED) {
+            return None;
+        }
+        let found = state.pin(block)?;
+        drop(state);
+        Some(self.local_pin(found))
     }
 
     /// Ends a lease early. False when it had ended already.

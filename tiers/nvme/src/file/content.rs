@@ -14,12 +14,6 @@ const MAGIC: &[u8] = b"TERRACES";
 /// Where our two superblocks lie.
 const SUPERBLOCKS: [usize; 2] = [0, 512 << 10];
 
-/// As much as is looked at from the start: all that we or a file system's head could take.
-const HEAD_LEN: u64 = 1 << 20;
-
-/// As much as is looked at before the end, where some keep a copy of their head.
-const TAIL_LEN: u64 = 64 << 10;
-
 /// What lies on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
@@ -32,6 +26,33 @@ pub enum Content {
         /// What it looks like.
         what: String,
     },
+}
+
+impl Content {
+    /// As much as is looked at from the start: all that we or a file system's head could take.
+    pub const HEAD_LEN: u64 = 1 << 20;
+
+    /// As much as is looked at before the end, where some keep a copy of their head.
+    pub const TAIL_LEN: u64 = 64 << 10;
+
+    /// Tells by a device's first [`Self::HEAD_LEN`] and last [`Self::TAIL_LEN`] bytes, or as many
+    /// as there are.
+    #[must_use]
+    pub fn of(head: &[u8], tail: &[u8]) -> Self {
+        let has = |offset: usize, mark: &[u8]| head.get(offset..offset + mark.len()) == Some(mark);
+        if SUPERBLOCKS.iter().any(|offset| has(*offset, MAGIC)) {
+            return Self::Ours;
+        }
+        if let Some((what, _, _)) = MARKS.iter().find(|(_, offset, mark)| has(*offset, mark)) {
+            let what = (*what).to_owned();
+            return Self::Foreign { what };
+        }
+        if head.iter().chain(tail).all(|byte| *byte == 0) {
+            return Self::Empty;
+        }
+        let what = "bytes that are not Terrace's".to_owned();
+        Self::Foreign { what }
+    }
 }
 
 /// Marks by which others are known: name, offset, bytes.
@@ -62,27 +83,10 @@ pub(super) fn look(path: &Path, file: &File, len: u64) -> Result<Content, OpenEr
             .map_err(|error| OpenError::os(path, "read", error))?;
         Ok::<_, OpenError>(buffer)
     };
-    let head = read(0, len.min(HEAD_LEN))?;
-    let tail_len = len.min(TAIL_LEN) / UNIT * UNIT;
+    let head = read(0, len.min(Content::HEAD_LEN))?;
+    let tail_len = len.min(Content::TAIL_LEN) / UNIT * UNIT;
     let tail = read(len - tail_len, tail_len)?;
-    Ok(judge(head.bytes(), tail.bytes()))
-}
-
-fn judge(head: &[u8], tail: &[u8]) -> Content {
-    let has = |offset: usize, mark: &[u8]| head.get(offset..offset + mark.len()) == Some(mark);
-    if SUPERBLOCKS.iter().any(|offset| has(*offset, MAGIC)) {
-        return Content::Ours;
-    }
-    if let Some((what, _, _)) = MARKS.iter().find(|(_, offset, mark)| has(*offset, mark)) {
-        let what = (*what).to_owned();
-        return Content::Foreign { what };
-    }
-    if head.iter().chain(tail).all(|byte| *byte == 0) {
-        return Content::Empty;
-    }
-    Content::Foreign {
-        what: "bytes that are not Terrace's".to_owned(),
-    }
+    Ok(Content::of(head.bytes(), tail.bytes()))
 }
 
 #[cfg(test)]
@@ -91,13 +95,13 @@ mod tests {
 
     #[test]
     fn content_is_told_by_its_marks() {
-        let zeros = vec![0; HEAD_LEN as usize];
+        let zeros = vec![0; Content::HEAD_LEN as usize];
         let marked = |offset: usize, mark: &[u8]| {
             let mut head = zeros.clone();
             head[offset..offset + mark.len()].copy_from_slice(mark);
-            judge(&head, &[0; 4096])
+            Content::of(&head, &[0; 4096])
         };
-        assert_eq!(judge(&zeros, &[0; 4096]), Content::Empty);
+        assert_eq!(Content::of(&zeros, &[0; 4096]), Content::Empty);
         for offset in SUPERBLOCKS {
             assert_eq!(marked(offset, MAGIC), Content::Ours);
         }
@@ -108,7 +112,11 @@ mod tests {
         let what = "bytes that are not Terrace's".to_owned();
         let other = Content::Foreign { what };
         assert_eq!(marked(700_000, b"x"), other);
-        assert_eq!(judge(&zeros, &[1; 4096]), other);
-        assert_eq!(judge(&[0; 4096], &[0; 4096]), Content::Empty, "one unit");
+        assert_eq!(Content::of(&zeros, &[1; 4096]), other);
+        assert_eq!(
+            Content::of(&[0; 4096], &[0; 4096]),
+            Content::Empty,
+            "one unit"
+        );
     }
 }

@@ -206,7 +206,8 @@ fn file_system(path: &Path) -> String {
 }
 
 /// The process that holds a file's lock, from the kernel's list.
-pub(super) fn lock_holder(file: &File) -> Option<u32> {
+#[must_use]
+pub fn lock_holder(file: &File) -> Option<u32> {
     let meta = file.metadata().ok()?;
     let list = std::fs::read_to_string("/proc/locks").ok()?;
     holder_in(&list, meta.dev(), meta.ino())

@@ -40,9 +40,9 @@ impl Wake for Task {
 pub(super) fn round(target: &Target, memory: &BlockMemory, work: Work) -> anyhow::Result<Sample> {
     let ring = Ring::new(&work.ring_config(), None, &[memory.range()])?;
     let load = Load::new(work, &ring, target, memory)?;
-    let tasks = (0..work.depth).map(|_| {
+    let tasks = (0..work.tasks()).map(|number| {
         let load = Rc::clone(&load);
-        let task: LocalFuture<'static, ()> = Box::pin(async move { load.turn().await });
+        let task: LocalFuture<'static, ()> = Box::pin(async move { load.turn(number).await });
         task
     });
     run(&ring, tasks.collect());

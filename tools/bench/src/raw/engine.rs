@@ -6,9 +6,12 @@ use std::future::Future;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
+use futures_lite::future::zip;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use terrace_engine::{
@@ -59,7 +62,10 @@ pub(super) struct EngineSide {
     /// Blocks that were put to be read.
     blocks: u64,
     /// Number of the next block that is put to be measured.
-    next: Cell<u64>,
+    next: Arc<AtomicU64>,
+    /// Of mixed work: how far behind that the blocks begin and end that are read. Younger ones
+    /// may be in DRAM, older ones may have been reclaimed.
+    window: Option<(u64, u64)>,
     /// Taken away after the engine closed.
     _made: Option<MadeFile>,
 }
@@ -85,7 +91,7 @@ impl EngineSide {
                 file_bytes: made.as_ref().map(|_| file_len),
                 write_mode: match options.rw {
                     Rw::Randread => WriteMode::Through,
-                    Rw::Write | Rw::Durable => WriteMode::Back,
+                    Rw::Write | Rw::Durable | Rw::Mixed => WriteMode::Back,
                 },
                 io_poll: if options.io_poll {
                     Use::Require
@@ -104,11 +110,24 @@ impl EngineSide {
             namespace,
             len,
             blocks: 0,
-            next: Cell::new(1 << 32),
+            next: Arc::new(AtomicU64::new(1 << 32)),
+            window: None,
             _made: made,
         };
-        if options.rw == Rw::Randread {
+        if options.rw.counts_reads() {
             block_on(side.fill(dram))?;
+            block_on(side.settle(options.rw))?;
+        }
+        if options.rw == Rw::Mixed {
+            side.next = Arc::new(AtomicU64::new(side.blocks));
+            let in_dram = dram.div_ceil(len);
+            let first = side.blocks / 3 * 2;
+            ensure!(
+                first > in_dram,
+                "--size is too small for --rw mixed: {first} blocks are to be read, and DRAM \
+                 holds {in_dram}"
+            );
+            side.window = Some((first, in_dram));
         }
         Ok(side)
     }
@@ -142,17 +161,18 @@ impl EngineSide {
         while let Some(outcome) = puts.next().await {
             outcome?;
         }
-        drop(puts);
-        self.settle().await
+        Ok(())
     }
 
     /// Waits until every block that was put lies on the device: writing them is no part of what
     /// is measured.
-    async fn settle(&self) -> anyhow::Result<()> {
+    async fn settle(&self, rw: Rw) -> anyhow::Result<()> {
         let deadline = meter::now() + SETTLE_WAIT;
+        // Beside writes that go on, what is still in DRAM is written soon enough.
+        let wanted = if rw == Rw::Randread { self.blocks } else { 0 };
         loop {
             let written = self.engine.stats().await.nvme_counters().blocks_written;
-            if written >= self.blocks {
+            if written >= wanted {
                 break;
             }
             ensure!(
@@ -182,16 +202,25 @@ impl EngineSide {
 
     /// One round of a mode.
     pub(super) fn round(&self, mode: Mode, work: Work) -> anyhow::Result<Sample> {
+        let begun = meter::now();
         let before = block_on(self.engine.stats()).nvme_counters();
         let (mut sample, mut share) = match (work.rw, mode) {
             (Rw::Randread, Mode::Engine) => self.read_on_shard(work)?,
             (Rw::Randread, _) => self.read_remotely(work)?,
+            (Rw::Mixed, mode) => self.mixed(mode, work)?,
             (Rw::Write | Rw::Durable, _) => self.put(work)?,
         };
         let after = block_on(self.engine.stats()).nvme_counters();
         share.bytes_written = after.bytes_written - before.bytes_written;
         share.payload_bytes = after.payload_bytes - before.payload_bytes;
         share.flushes = after.flushes - before.flushes;
+        if work.rw == Rw::Mixed {
+            // Of the whole round, its ramp included.
+            let (counted, whole) = (sample.elapsed, meter::now() - begun);
+            let of_whole = u128::from(share.payload_bytes) * counted.as_nanos();
+            let written = of_whole / whole.as_nanos().max(1);
+            sample.written_beside = Some(u64::try_from(written)?);
+        }
         ensure!(
             sample.ios > 0,
             "the engine did nothing on its device: {} DRAM hits, {} failures; give it less \
@@ -203,10 +232,24 @@ impl EngineSide {
         Ok(sample)
     }
 
+    /// What a round's tasks draw blocks from.
+    fn choice(&self) -> Choice {
+        Choice {
+            namespace: self.namespace,
+            blocks: self.blocks,
+            window: self.window,
+            next: Arc::clone(&self.next),
+        }
+    }
+
     fn read_on_shard(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
-        let (namespace, blocks) = (self.namespace, self.blocks);
+        block_on(self.reading_on_shard(work))
+    }
+
+    async fn reading_on_shard(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        let choice = self.choice();
         let reading = self.engine.run_on(0, move |shard| async move {
-            let tally = Rc::new(Tally::new(work, namespace, blocks)?);
+            let tally = Rc::new(Tally::new(work, choice)?);
             let gate = Rc::new(Gate::new(work.depth));
             for _ in 0..work.depth {
                 let (tally, gate, own) = (Rc::clone(&tally), Rc::clone(&gate), Rc::clone(&shard));
@@ -220,20 +263,61 @@ impl EngineSide {
             gate.opened().await;
             Ok(tally.take())
         });
-        block_on(reading).map_err(|reason| anyhow!("ask the shard: {reason:?}"))?
+        reading
+            .await
+            .map_err(|reason| anyhow!("ask the shard: {reason:?}"))?
     }
 
     fn read_remotely(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
-        let tally = Tally::new(work, self.namespace, self.blocks)?;
+        block_on(self.reading_remotely(work))
+    }
+
+    async fn reading_remotely(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        let tally = Tally::new(work, self.choice())?;
         let get = async |key: BlockKey| self.engine.get(&key, &GetOptions::default()).await;
         let readers = (0..work.depth).map(|_| tally.read(get, || std::future::ready(())));
         let readers: FuturesUnordered<_> = readers.collect();
-        block_on(readers.collect::<()>());
+        readers.collect::<()>().await;
         Ok(tally.take())
     }
 
-    fn put(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
-        let tally = Tally::new(work, self.namespace, 0)?;
+    /// Reads, and puts from this thread as long as they go on.
+    fn mixed(&self, mode: Mode, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        let sources = self.sources(work)?;
+        let ended = Cell::new(false);
+        let writers = sources.iter().map(|source| self.put_beside(source, &ended));
+        let writers: FuturesUnordered<_> = writers.collect();
+        let reading = async {
+            let outcome = match mode {
+                Mode::EngineRemote => self.reading_remotely(work).await,
+                _ => self.reading_on_shard(work).await,
+            };
+            ended.set(true);
+            outcome
+        };
+        block_on(zip(reading, writers.collect::<()>())).0
+    }
+
+    async fn put_beside(&self, source: &RegisteredRegion, ended: &Cell<bool>) {
+        let mut start = [0; CHECKED_LEN];
+        while !ended.get() {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let Ok(key) = self.namespace.key(&number.to_le_bytes()) else {
+                return;
+            };
+            payload::fill(number, &mut start);
+            source.copy_from(&start);
+            let source = std::slice::from_ref(source);
+            // One that was not stored is a miss of whoever reads it.
+            let _ = self
+                .engine
+                .put_from(&key, source, &PutOptions::default())
+                .await;
+        }
+    }
+
+    /// Registered memory for puts, one block for each in flight.
+    fn sources(&self, work: Work) -> anyhow::Result<Vec<RegisteredRegion>> {
         let mut block = vec![0; work.len as usize];
         let sources = (0..work.depth as u64).map(|number| {
             let region = RegisteredRegion::allocate(block.len())?;
@@ -241,7 +325,12 @@ impl EngineSide {
             region.copy_from(&block);
             Ok(self.engine.register(region))
         });
-        let sources = sources.collect::<anyhow::Result<Vec<_>>>()?;
+        sources.collect()
+    }
+
+    fn put(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        let tally = Tally::new(work, self.choice())?;
+        let sources = self.sources(work)?;
         let writers = sources
             .iter()
             .map(|source| self.put_from(work, &tally, source));
@@ -254,13 +343,12 @@ impl EngineSide {
         let options = PutOptions {
             durability: match work.rw {
                 Rw::Durable => Durability::Durable,
-                Rw::Randread | Rw::Write => Durability::Volatile,
+                Rw::Randread | Rw::Write | Rw::Mixed => Durability::Volatile,
             },
             ..PutOptions::default()
         };
         while tally.is_running() {
-            let number = self.next.get();
-            self.next.set(number + 1);
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Ok(key) = self.namespace.key(&number.to_le_bytes()) else {
                 return;
             };
@@ -301,10 +389,27 @@ fn prepare(path: &Path, overwrite: bool) -> anyhow::Result<Option<MadeFile>> {
     Ok(None)
 }
 
-/// What the tasks of one round count.
-struct Tally {
+/// The blocks that tasks of one round read.
+struct Choice {
     namespace: Namespace,
     blocks: u64,
+    window: Option<(u64, u64)>,
+    next: Arc<AtomicU64>,
+}
+
+impl Choice {
+    fn draw(&self, draw: &Draw) -> u64 {
+        let Some((first, last)) = self.window else {
+            return draw.below(self.blocks);
+        };
+        let next = self.next.load(Ordering::Relaxed);
+        next - first + draw.below(first - last)
+    }
+}
+
+/// What the tasks of one round count.
+struct Tally {
+    choice: Choice,
     draw: Draw,
     len: u64,
     meter: RefCell<Meter>,
@@ -314,10 +419,9 @@ struct Tally {
 }
 
 impl Tally {
-    fn new(work: Work, namespace: Namespace, blocks: u64) -> anyhow::Result<Self> {
+    fn new(work: Work, choice: Choice) -> anyhow::Result<Self> {
         Ok(Self {
-            namespace,
-            blocks,
+            choice,
             draw: Draw::new(work.round + 1),
             len: work.len,
             meter: RefCell::new(Meter::start(work.span)?),
@@ -340,8 +444,8 @@ impl Tally {
         Rest: Future<Output = ()>,
     {
         while self.is_running() {
-            let number = self.draw.below(self.blocks);
-            let Ok(key) = self.namespace.key(&number.to_le_bytes()) else {
+            let number = self.choice.draw(&self.draw);
+            let Ok(key) = self.choice.namespace.key(&number.to_le_bytes()) else {
                 return;
             };
             let begun = meter::now();

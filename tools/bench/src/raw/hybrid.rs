@@ -47,11 +47,11 @@ async fn on_thread(
     let backend: Rc<dyn IoBackend> = Rc::<Ring>::clone(&ring);
     let driver = drive(runtime, backend, (!work.io_poll).then(|| event.clone()));
     let load = Load::new(work, &ring, target, memory)?;
-    let gate = Rc::new(Gate::new(work.depth));
-    for _ in 0..work.depth {
+    let gate = Rc::new(Gate::new(work.tasks()));
+    for number in 0..work.tasks() {
         let (load, gate) = (Rc::clone(&load), Rc::clone(&gate));
         runtime.spawn(Box::pin(async move {
-            load.turn().await;
+            load.turn(number).await;
             drop(load);
             gate.pass();
         }));

@@ -38,9 +38,26 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// Tasks that a round has.
+    pub(super) const fn tasks(&self) -> usize {
+        match self.rw {
+            Rw::Mixed => 2 * self.depth,
+            Rw::Randread | Rw::Write | Rw::Durable => self.depth,
+        }
+    }
+
+    /// What task `number` does.
+    const fn rw_of(&self, number: usize) -> Rw {
+        match self.rw {
+            Rw::Mixed if number < self.depth => Rw::Randread,
+            Rw::Mixed => Rw::Write,
+            rw => rw,
+        }
+    }
+
     /// A ring as an engine's shard has it.
     pub(super) fn ring_config(&self) -> RingConfig {
-        let entries = self.depth.max(256);
+        let entries = self.tasks().max(256);
         RingConfig {
             entries: entries as u32,
             polled: self.io_poll,
@@ -161,18 +178,24 @@ impl Load {
         }))
     }
 
-    /// One task: an operation after the other until the time is over.
-    pub(super) async fn turn(&self) {
+    /// Task `number`: an operation after the other until the time is over.
+    pub(super) async fn turn(&self, number: usize) {
+        let rw = self.work.rw_of(number);
+        let beside = self.work.rw == Rw::Mixed && rw == Rw::Write;
         while self.meter.borrow().is_running() {
             let Some(slot) = self.slots.take() else {
                 return self.fail(anyhow!("more operations than slots"));
             };
             let begun = meter::now();
-            match self.operate(slot).await {
+            match self.operate(rw, slot).await {
                 Ok(slot) => {
                     self.slots.give(slot);
                     let mut meter = self.meter.borrow_mut();
-                    meter.record(begun, meter::now(), self.work.len);
+                    if beside {
+                        meter.write_beside(self.work.len);
+                    } else {
+                        meter.record(begun, meter::now(), self.work.len);
+                    }
                 }
                 Err(error) => self.fail(error),
             }
@@ -184,13 +207,13 @@ impl Load {
         self.meter.borrow_mut().stop();
     }
 
-    async fn operate(&self, slot: SlotWriter) -> anyhow::Result<SlotWriter> {
+    async fn operate(&self, rw: Rw, slot: SlotWriter) -> anyhow::Result<SlotWriter> {
         let (len, deadline) = (self.work.len as u32, || meter::now() + IO_DEADLINE);
-        if self.work.hash && self.work.rw != Rw::Randread {
+        if self.work.hash && rw != Rw::Randread {
             std::hint::black_box(Checksum::of(&self.key, slot.bytes()));
         }
         let buffer = IoBuffer::Writer(slot);
-        let (what, offset, operation) = match self.work.rw {
+        let (what, offset, operation) = match rw {
             Rw::Randread => {
                 let offset = self.offset_of(self.draw.below(self.places));
                 (
@@ -199,7 +222,7 @@ impl Load {
                     self.device.read(offset, len, buffer, deadline()),
                 )
             }
-            Rw::Write | Rw::Durable => {
+            Rw::Write | Rw::Durable | Rw::Mixed => {
                 let place = self.next.get();
                 self.next.set((place + 1) % self.places);
                 let offset = self.offset_of(place);
@@ -221,7 +244,7 @@ impl Load {
         let Some(slot) = outcome.buffer.and_then(IoBuffer::writer) else {
             bail!("{what} at {offset} kept its memory");
         };
-        match self.work.rw {
+        match rw {
             Rw::Durable => {
                 self.commits
                     .commit(&self.device, self.work.len, deadline)
@@ -230,7 +253,7 @@ impl Load {
             Rw::Randread if self.work.hash => {
                 std::hint::black_box(Checksum::of(&self.key, slot.bytes()));
             }
-            Rw::Randread | Rw::Write => {}
+            Rw::Randread | Rw::Write | Rw::Mixed => {}
         }
         Ok(slot)
     }

@@ -42,7 +42,7 @@ impl BlockMemory {
             let slots = memory.slots();
             slots.for_each(|number, block| payload::fill(number, block.bytes_mut()));
         }
-        let depth = options.depths.iter().copied().max().unwrap_or(1);
+        let depth = options.tasks_of(options.depths.iter().copied().max().unwrap_or(1));
         let count = memory.slots().len();
         ensure!(
             count >= depth,

@@ -53,6 +53,8 @@ pub struct Sample {
     pub enters_per_io: Option<f64>,
     /// Bytes between two flushes, of durable writes on a ring.
     pub bytes_per_flush: Option<u64>,
+    /// Bytes that were written meanwhile and are not among those counted.
+    pub written_beside: Option<u64>,
     /// Where an engine took part.
     pub engine: Option<EngineShare>,
 }
@@ -62,6 +64,13 @@ impl Sample {
     #[must_use]
     pub fn gb_per_s(&self) -> f64 {
         ratio(self.bytes, self.elapsed.as_secs_f64()) / 1e9
+    }
+
+    /// Bytes per second that were written meanwhile, in GB.
+    #[must_use]
+    pub fn written_gb_per_s(&self) -> Option<f64> {
+        let per = self.elapsed.as_secs_f64();
+        self.written_beside.map(|bytes| ratio(bytes, per) / 1e9)
     }
 
     /// Operations per second.
@@ -131,6 +140,7 @@ pub(super) struct Meter {
     ended: Option<(Duration, Duration)>,
     ios: u64,
     bytes: u64,
+    written_beside: Option<u64>,
     latency_ns: Histogram<u64>,
 }
 
@@ -145,6 +155,7 @@ impl Meter {
             ended: None,
             ios: 0,
             bytes: 0,
+            written_beside: None,
             latency_ns: Histogram::new(3)?,
         })
     }
@@ -179,6 +190,13 @@ impl Meter {
         self.pass(now);
     }
 
+    /// Counts bytes written beside what is measured.
+    pub(super) fn write_beside(&mut self, len: u64) {
+        if self.begun.is_some() && self.ended.is_none() {
+            *self.written_beside.get_or_insert(0) += len;
+        }
+    }
+
     /// Ends a run that failed.
     pub(super) fn stop(&mut self) {
         self.ended = Some((Duration::ZERO, Duration::ZERO));
@@ -195,6 +213,7 @@ impl Meter {
             latency_ns: self.latency_ns.clone(),
             enters_per_io: None,
             bytes_per_flush: None,
+            written_beside: self.written_beside,
             engine: None,
         }
     }

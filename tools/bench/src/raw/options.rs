@@ -34,6 +34,9 @@ pub enum Rw {
     Write,
     /// Writes one after the other; each counts when a flush covered it.
     Durable,
+    /// Reads at random offsets, and as many writes in flight beside them, never flushed. Reads
+    /// count; of writes the throughput is told.
+    Mixed,
 }
 
 impl Rw {
@@ -44,7 +47,13 @@ impl Rw {
             Self::Randread => "randread",
             Self::Write => "write",
             Self::Durable => "durable",
+            Self::Mixed => "mixed",
         }
+    }
+
+    /// Whether reads are what counts.
+    pub(super) const fn counts_reads(self) -> bool {
+        matches!(self, Self::Randread | Self::Mixed)
     }
 }
 
@@ -170,8 +179,8 @@ impl RawOptions {
                 "--modes names {name} twice; each is measured once a round"
             );
             ensure!(
-                !mode.needs_reads() || self.rw == Rw::Randread,
-                "--modes {name} with --rw {}; it is for --rw randread",
+                !mode.needs_reads() || self.rw.counts_reads(),
+                "--modes {name} with --rw {}; it is for --rw randread and mixed",
                 self.rw.name()
             );
         }
@@ -180,7 +189,7 @@ impl RawOptions {
 
     /// Half of the memory is as much as an engine lets its callers hold.
     fn check_memory(&self) -> anyhow::Result<()> {
-        let depth = self.depth_max();
+        let depth = self.tasks_of(self.depth_max());
         for len in &self.lens {
             let needed = 2 * len * depth as u64;
             let dram = self.dram.unwrap_or(MEMORY_LEN_MAX);
@@ -199,6 +208,14 @@ impl RawOptions {
         self.depths.iter().copied().max().unwrap_or(1)
     }
 
+    /// Operations in flight in all, of a cell with `depth`.
+    pub(super) const fn tasks_of(&self, depth: usize) -> usize {
+        match self.rw {
+            Rw::Mixed => 2 * depth,
+            Rw::Randread | Rw::Write | Rw::Durable => depth,
+        }
+    }
+
     /// Checks every length against a device that is there, or that is about to be made.
     ///
     /// # Errors
@@ -210,7 +227,7 @@ impl RawOptions {
     }
 
     fn check_len(&self, len: u64, device_len: u64) -> anyhow::Result<()> {
-        let depth = self.depth_max();
+        let depth = self.tasks_of(self.depth_max());
         let needed = HEAD_LEN + len * depth as u64;
         ensure!(
             device_len >= needed,
@@ -244,7 +261,7 @@ impl RawOptions {
     /// Memory for operations of `len` bytes: eight times what is in flight, beyond the
     /// processor's caches, and a small part of the device.
     pub(super) fn memory_len(&self, len: u64, device_len: u64) -> u64 {
-        let in_flight = len * self.depth_max() as u64;
+        let in_flight = len * self.tasks_of(self.depth_max()) as u64;
         let wanted = MEMORY_LEN.min(device_len / 16).max(8 * in_flight);
         let default = wanted.min(MEMORY_LEN_MAX).max(2 * in_flight);
         let len = self.dram.unwrap_or(default);
@@ -253,7 +270,7 @@ impl RawOptions {
 
     /// Submissions that a ring's queue takes.
     pub(super) fn queue_depth(&self) -> u32 {
-        u32::try_from(self.depth_max().max(256)).unwrap_or(u32::MAX)
+        u32::try_from(self.tasks_of(self.depth_max()).max(256)).unwrap_or(u32::MAX)
     }
 }
 

@@ -21,6 +21,10 @@ impl ModeSamples {
         median(self.rounds.iter().map(of)).unwrap_or(0.0)
     }
 
+    fn written_gb_per_s(&self) -> Option<f64> {
+        median(self.rounds.iter().filter_map(Sample::written_gb_per_s))
+    }
+
     /// The median over rounds of this mode's throughput as a share of another's.
     fn share_of(&self, other: &Self) -> Option<f64> {
         let pairs = self.rounds.iter().zip(&other.rounds);
@@ -73,6 +77,7 @@ fn sample_json(sample: &Sample) -> Value {
         "cpu_us_per_io": sample.cpu_us_per_io(),
         "enters_per_io": sample.enters_per_io,
         "bytes_per_flush": sample.bytes_per_flush,
+        "written_gb_per_s": sample.written_gb_per_s(),
         "engine": sample.engine.as_ref().map(|engine| json!({
             "dram_hits": engine.dram_hits,
             "failures": engine.failures,
@@ -94,6 +99,7 @@ fn mode_json(cell: &Cell, samples: &ModeSamples) -> Value {
         "p99_us": samples.median(|sample| sample.latency_us(0.99)),
         "cpu_us_per_io": samples.median(Sample::cpu_us_per_io),
         "cpu_us_per_io_without_hash": cell.cpu_without_hash(samples),
+        "written_gb_per_s": samples.written_gb_per_s(),
         "share_of_ring": share_of(Mode::Ring),
         "share_of_hybrid": share_of(Mode::Hybrid),
         "dram_hit_share": samples.mode.needs_engine().then(|| samples.dram_hit_share()),
@@ -205,6 +211,9 @@ fn print_mode(cell: &Cell, samples: &ModeSamples) {
         share(Mode::Ring),
         share(Mode::Hybrid)
     );
+    if let Some(written) = samples.written_gb_per_s() {
+        println!("  {:<14}{written:.3} GB/s written meanwhile", "");
+    }
     let dram = samples.dram_hit_share() * 100.0;
     if dram > 0.0 {
         println!(
