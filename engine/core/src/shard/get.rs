@@ -14,6 +14,7 @@ use terrace_types::{
     UnavailableReason,
 };
 
+use super::room::Need;
 use super::{Shard, State};
 use crate::events::EventKind;
 use crate::index::{DEMOTING, ERASED, PROMOTING, WARM};
@@ -194,7 +195,7 @@ impl Shard {
                 Probe::Miss => return Lookup::Miss,
                 Probe::PinLimit => {
                     let deadline = *deadline.get_or_insert_with(|| self.busy_deadline());
-                    if !self.wait_for_room(deadline).await {
+                    if !self.wait_for_room(deadline, Need::Read).await {
                         return self.count_unavailable(UnavailableReason::PinLimit);
                     }
                 }
@@ -398,7 +399,11 @@ impl Shard {
         arrival: Arrival,
     ) -> Result<Option<Found>, UnavailableReason> {
         let len = self.state.borrow().index.record(block).len;
-        let Some(writer) = self.room_for(u64::from(len)).await else {
+        let need = match arrival {
+            Arrival::Wanted => Need::Read,
+            Arrival::Ahead | Arrival::Restored { .. } => Need::Store,
+        };
+        let Some(writer) = self.room_for(u64::from(len), need).await else {
             return Err(UnavailableReason::NoRoom);
         };
         // Its segment may be reclaimed while there is no room, or while others go first.

@@ -113,10 +113,13 @@ struct State {
     event_sequence: u64,
     /// Wakers of reads that joined a promotion under way.
     promotions: HashMap<BlockIx, Vec<Waker>>,
-    /// Tasks that wait for room or for pins to come back.
+    /// Tasks that wait for room or for pins to come back: reads, which go first, and stores.
+    waiting_reads: Vec<Waker>,
     waiting: Vec<Waker>,
     /// Puts and reads that wait for room.
     room_waiters: usize,
+    /// The reads among them.
+    reads_waiting: usize,
     /// Blocks that wait to be written below, marked as on their way.
     leaving: VecDeque<BlockIx>,
     /// Blocks on their way down, those in `leaving` included.
@@ -414,8 +417,10 @@ impl State {
             sinks: Vec::new(),
             event_sequence: 0,
             promotions: HashMap::new(),
+            waiting_reads: Vec::new(),
             waiting: Vec::new(),
             room_waiters: 0,
+            reads_waiting: 0,
             leaving: VecDeque::new(),
             demoting: 0,
             writer_runs: false,
@@ -446,10 +451,10 @@ impl State {
         (self.ticks >> self.heat_shift) as u8
     }
 
+    /// Wakes all that wait for room, reads first.
     fn wake_waiting(&mut self) {
-        std::mem::take(&mut self.waiting)
-            .into_iter()
-            .for_each(Waker::wake);
+        self.waiting_reads.drain(..).for_each(Waker::wake);
+        self.waiting.drain(..).for_each(Waker::wake);
     }
 
     /// Gives one pin back; frees what waited for the last one.
@@ -462,9 +467,7 @@ impl State {
         }
         self.pinned_bytes -= record.pinned_len();
         self.vacate_if_idle(block);
-        if !self.waiting.is_empty() {
-            self.wake_waiting();
-        }
+        self.wake_waiting();
     }
 
     /// Frees the record and slot of a block that is out of the index, when nothing uses it.

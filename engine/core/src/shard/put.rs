@@ -10,6 +10,7 @@ use terrace_runtime::Runtime;
 use terrace_slab::SlotWriter;
 use terrace_types::{BlockIx, BlockKey, Checksum, Hint, PutOutcome, RejectReason, RequestContext};
 
+use super::room::Need;
 use super::{Shard, State};
 use crate::config::WriteMode;
 use crate::events::EventKind;
@@ -61,7 +62,7 @@ impl Shard {
             let outcome = self.ensured(key, outcome, options).await;
             return self.done(outcome);
         }
-        match self.room_for(len).await {
+        match self.room_for(len, Need::Store).await {
             Some(writer) => Reservation::Granted(writer),
             None => self.done(
                 self.rejecting()
@@ -80,6 +81,9 @@ impl Shard {
         if let Some(outcome) = self.refuse_put(key, len, options) {
             let waits = outcome.is_present() && options.durability == Durability::Durable;
             return (!waits).then(|| self.done(outcome));
+        }
+        if self.stands_back(Need::Store, None) {
+            return None;
         }
         self.try_room(len).map(Reservation::Granted)
     }

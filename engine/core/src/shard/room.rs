@@ -21,42 +21,73 @@ pub(super) enum Room {
     None,
 }
 
+/// What room is for. Reads go first: somebody waits for their bytes, and a store can wait or be
+/// told that the shard is busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    Read,
+    Store,
+}
+
 /// Counts a wait for room, for as long as somebody waits: its caller may give it up.
-struct RoomWaiter<'a>(&'a Shard);
+struct RoomWaiter<'a> {
+    shard: &'a Shard,
+    need: Need,
+}
 
 impl<'a> RoomWaiter<'a> {
-    fn new(shard: &'a Shard) -> Self {
-        shard.state.borrow_mut().room_waiters += 1;
-        Self(shard)
+    fn new(shard: &'a Shard, need: Need) -> Self {
+        let mut state = shard.state.borrow_mut();
+        state.room_waiters += 1;
+        state.reads_waiting += usize::from(need == Need::Read);
+        Self { shard, need }
     }
 }
 
 impl Drop for RoomWaiter<'_> {
     fn drop(&mut self) {
-        if let Ok(mut state) = self.0.state.try_borrow_mut() {
+        if let Ok(mut state) = self.shard.state.try_borrow_mut() {
             state.room_waiters -= 1;
+            if self.need == Need::Read {
+                state.reads_waiting -= 1;
+                if state.reads_waiting == 0 {
+                    // Stores stood back for the last of them.
+                    state.wake_waiting();
+                }
+            }
         }
     }
 }
 
 impl Shard {
     /// A slot for a block of `len` bytes, waiting for `busy_wait` at most.
-    pub(super) async fn room_for(self: &Rc<Self>, len: u64) -> Option<SlotWriter> {
-        let mut deadline = None;
+    pub(super) async fn room_for(self: &Rc<Self>, len: u64, need: Need) -> Option<SlotWriter> {
+        let (mut deadline, mut waits) = (None, None);
         loop {
             if self.unavailable().is_some() {
                 return None;
             }
-            if let Some(writer) = self.try_room(len) {
+            if !self.stands_back(need, deadline)
+                && let Some(writer) = self.try_room(len)
+            {
                 return Some(writer);
             }
             let deadline = *deadline.get_or_insert_with(|| self.busy_deadline());
-            let waits = RoomWaiter::new(self);
-            if !self.wait_for_room(deadline).await {
+            waits.get_or_insert_with(|| RoomWaiter::new(self, need));
+            if !self.wait_for_room(deadline, need).await {
                 return None;
             }
-            drop(waits);
         }
+    }
+
+    /// Whether a store leaves what comes free to the reads that wait: for half of its time, or
+    /// enough reads would keep it out for good.
+    pub(super) fn stands_back(&self, need: Need, deadline: Option<Nanos>) -> bool {
+        if need == Need::Read || self.state.borrow().reads_waiting == 0 {
+            return false;
+        }
+        let half = self.config.busy_wait / 2;
+        deadline.is_none_or(|deadline| self.runtime.now() + half < deadline)
     }
 
     /// A slot for a block of `len` bytes, if there is one without waiting. What has to go down
@@ -79,7 +110,7 @@ impl Shard {
     }
 
     /// Waits until something was freed; false when `deadline` passed first.
-    pub(super) async fn wait_for_room(&self, deadline: Nanos) -> bool {
+    pub(super) async fn wait_for_room(&self, deadline: Nanos, need: Need) -> bool {
         self.shared.want_return();
         if self.drain_returns() {
             return true;
@@ -90,10 +121,12 @@ impl Shard {
                 return Poll::Ready(true);
             }
             registered = true;
-            self.state
-                .borrow_mut()
-                .waiting
-                .push(context.waker().clone());
+            let mut state = self.state.borrow_mut();
+            let waiting = match need {
+                Need::Read => &mut state.waiting_reads,
+                Need::Store => &mut state.waiting,
+            };
+            waiting.push(context.waker().clone());
             Poll::Pending
         });
         let late = async {
