@@ -6,6 +6,8 @@
 pub mod burst;
 pub mod payload;
 pub mod raw;
+pub mod recover;
 pub mod replay;
 pub mod report;
+pub mod soak;
 pub mod trace;

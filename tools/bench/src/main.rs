@@ -9,8 +9,10 @@ use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 use terrace_bench::burst::{self, BurstOptions};
 use terrace_bench::raw::{self, Mode, RawOptions, Rw};
+use terrace_bench::recover::{self, RecoverOptions};
 use terrace_bench::replay::{self, NvmeOptions, ReplayOptions, Speed};
 use terrace_bench::report;
+use terrace_bench::soak::{self, SoakOptions};
 use terrace_bench::trace::{SynthConfig, Trace};
 use terrace_engine::{Engine, EngineConfig, HugepageMode, Use};
 use terrace_types::ByteLen;
@@ -34,6 +36,64 @@ enum Command {
     Raw(RawArgs),
     /// Store more blocks than DRAM holds as fast as they are taken, and read all of them back.
     Burst(BurstArgs),
+    /// Fill a data set, kill who fills it, and measure how long the set takes to open.
+    Recover(RecoverArgs),
+    /// Do everything at once for some minutes, verify it, and look for what leaks.
+    Soak(SoakArgs),
+}
+
+#[derive(Parser)]
+struct RecoverArgs {
+    /// File of the data set. Nothing may be there; it is removed at the end.
+    path: PathBuf,
+    /// Its length.
+    #[arg(long, value_name = "SIZE", default_value = "16GiB")]
+    nvme: ByteLen,
+    /// Length of every block.
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    block_len: ByteLen,
+    /// DRAM for blocks.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    dram: ByteLen,
+    /// Shards, each on a thread of its own.
+    #[arg(long, default_value_t = 1)]
+    shards: usize,
+    /// Kills, each followed by an opening and, after a clean close, another one.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Whether DRAM must lie on hugepages.
+    #[arg(long, value_enum, default_value = "prefer")]
+    hugepages: Hugepages,
+    /// What a child is told: fill from this number on, until it is killed.
+    #[arg(long, hide = true)]
+    fill_from: Option<u64>,
+}
+
+#[derive(Parser)]
+struct SoakArgs {
+    /// File of the data set. Nothing may be there; it is removed at the end.
+    path: PathBuf,
+    /// Its length.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    nvme: ByteLen,
+    /// DRAM for blocks.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    dram: ByteLen,
+    /// Shards, each on a thread of its own.
+    #[arg(long, default_value_t = 2)]
+    shards: usize,
+    /// How long it goes on.
+    #[arg(long, default_value = "10")]
+    minutes: f64,
+    /// Times that the engine is closed and opened again meanwhile.
+    #[arg(long, default_value_t = 4)]
+    reopens: u32,
+    /// Decides what is done.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Whether DRAM must lie on hugepages.
+    #[arg(long, value_enum, default_value = "prefer")]
+    hugepages: Hugepages,
 }
 
 #[derive(Parser)]
@@ -256,6 +316,8 @@ fn main() -> ExitCode {
         Command::Idle(args) => run_idle(&args).map(|()| 0),
         Command::Raw(args) => run_raw(&args).map(|()| 0),
         Command::Burst(args) => run_burst(&args),
+        Command::Recover(args) => run_recover(&args),
+        Command::Soak(args) => run_soak(&args),
     };
     match outcome {
         Ok(0) => ExitCode::SUCCESS,
@@ -353,6 +415,43 @@ fn run_burst(args: &BurstArgs) -> anyhow::Result<u64> {
     let (outcome, lost) = burst::run(&options)?;
     report::print_line(&serde_json::to_string_pretty(&outcome)?);
     Ok(lost)
+}
+
+/// Prints one JSON object; returns the count of blocks that were not read back right.
+fn run_recover(args: &RecoverArgs) -> anyhow::Result<u64> {
+    let options = RecoverOptions {
+        path: args.path.clone(),
+        nvme: args.nvme.0,
+        block_len: args.block_len.0,
+        dram: args.dram.0,
+        shards: args.shards,
+        rounds: args.rounds,
+        hugepages: args.hugepages.into(),
+    };
+    if let Some(first) = args.fill_from {
+        recover::fill(&options, first, report::print_line)?;
+        return Ok(0);
+    }
+    let (outcome, wrong) = recover::run(&options)?;
+    report::print_line(&serde_json::to_string_pretty(&outcome)?);
+    Ok(wrong)
+}
+
+/// Prints one JSON object; returns the count of wrong answers and leaks.
+fn run_soak(args: &SoakArgs) -> anyhow::Result<u64> {
+    let options = SoakOptions {
+        path: args.path.clone(),
+        nvme: args.nvme.0,
+        dram: args.dram.0,
+        shards: args.shards,
+        minutes: args.minutes,
+        reopens: args.reopens,
+        seed: args.seed,
+        hugepages: args.hugepages.into(),
+    };
+    let (outcome, faults) = soak::run(&options)?;
+    report::print_line(&serde_json::to_string_pretty(&outcome)?);
+    Ok(faults)
 }
 
 fn run_raw(args: &RawArgs) -> anyhow::Result<()> {

@@ -188,3 +188,34 @@ fn reopen_after_kill_gets_its_hugepages() {
         child.wait().unwrap();
     }
 }
+
+/// What a command that must succeed prints.
+fn report_of(args: &[&str]) -> serde_json::Value {
+    let output = bench(args);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {said}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn recover_and_soak_find_nothing_wrong() {
+    let folder = std::env::temp_dir();
+    let path = |name: &str| folder.join(format!("terrace-{name}-{}", std::process::id()));
+    let (recover, soak) = (path("recover"), path("soak"));
+    let small = ["--nvme", "128MiB", "--dram", "64MiB"];
+    let line = ["recover", recover.to_str().unwrap(), "--rounds", "1"];
+    let report = report_of(&[&line[..], &small, &["--block-len", "16KiB"]].concat());
+    assert_eq!(report["not_read_back"], 0, "{report}");
+    let openings = report["openings"].as_array().unwrap();
+    assert_eq!(openings[0]["after"], "kill");
+    assert!(openings[0]["segments_walked"].as_u64().unwrap() > 0);
+    assert_eq!(openings[1]["segments_walked"], 0, "after a close");
+    assert!(openings[1]["blocks"].as_u64().unwrap() > 1000);
+
+    let line = ["soak", soak.to_str().unwrap(), "--minutes", "0.04"];
+    let report = report_of(&[&line[..], &small, &["--reopens", "2"]].concat());
+    assert_eq!(report["wrong"], 0, "{report}");
+    assert!(report["hits"].as_u64().unwrap() > 0);
+    assert_eq!(report["leaks"].as_array().unwrap().len(), 0, "{report}");
+    assert!(!recover.exists() && !soak.exists());
+}

@@ -35,8 +35,12 @@ pub struct RecoveryReport {
     pub blocks_torn: u64,
     /// Blocks that did not fit the index or the names.
     pub blocks_dropped: u64,
+    /// Entries of segments that were taken in: blocks, their older copies, and tombstones.
+    pub entries: u64,
     /// Time it took.
     pub time: Duration,
+    /// Of this, the time spent on entries that were read already.
+    pub index_time: Duration,
 }
 
 impl RecoveryReport {
@@ -50,7 +54,9 @@ impl RecoveryReport {
         self.bytes_read += other.bytes_read;
         self.blocks_torn += other.blocks_torn;
         self.blocks_dropped += other.blocks_dropped;
+        self.entries += other.entries;
         self.time = self.time.max(other.time);
+        self.index_time = self.index_time.max(other.index_time);
     }
 }
 
@@ -98,21 +104,32 @@ impl Shard {
             }
         }
         drop(reads);
-        self.end_namespaces(tier, &recovery);
+        let read = self.runtime.now();
+        self.end_namespaces(&recovery);
+        recovery.report.index_time += self.runtime.now().since(read);
         for contents in walked {
             if let Err(error) = tier.recovered(contents).await {
                 tracing::warn!(shard = self.number, %error, "a recovered segment was not sealed");
             }
         }
         let mut report = recovery.report;
+        let indexed = self.runtime.now();
         self.count_recovered(tier, &mut report);
-        report.time = self.runtime.now().since(started);
+        let ended = self.runtime.now();
+        report.index_time += ended.since(indexed);
+        report.time = ended.since(started);
         self.recovery.set(report);
         self.start_reclaim();
         self.start_warming(recovery.checkpoints);
     }
 
     fn take_in(&self, tier: &NvmeTier, contents: &Contents, recovery: &mut Recovery) {
+        let started = self.runtime.now();
+        self.take_in_entries(tier, contents, recovery);
+        recovery.report.index_time += self.runtime.now().since(started);
+    }
+
+    fn take_in_entries(&self, tier: &NvmeTier, contents: &Contents, recovery: &mut Recovery) {
         let segment = contents.segment();
         recovery.report.segments_walked += u64::from(contents.walked);
         recovery.report.blocks_torn += u64::from(contents.damaged);
@@ -120,11 +137,13 @@ impl Shard {
         let mut state = self.state.borrow_mut();
         contents.for_each(|entry| match entry.kind {
             EntryKind::Block => {
+                recovery.report.entries += 1;
                 if let Some(key) = self.key_of(entry) {
                     state.recover_block(tier, &key, entry, segment, recovery);
                 }
             }
             EntryKind::Tombstone => {
+                recovery.report.entries += 1;
                 if let Some(key) = self.key_of(entry) {
                     state.recover_tombstone(&key, entry.sequence, recovery);
                 }
@@ -143,7 +162,7 @@ impl Shard {
     }
 
     /// Takes out what namespace tombstones hide.
-    fn end_namespaces(&self, tier: &NvmeTier, recovery: &Recovery) {
+    fn end_namespaces(&self, recovery: &Recovery) {
         if recovery.namespaces.is_empty() {
             return;
         }
@@ -165,7 +184,6 @@ impl Shard {
         for block in hidden {
             state.erase_recovered(block);
         }
-        let _ = tier;
     }
 
     fn count_recovered(&self, tier: &NvmeTier, report: &mut RecoveryReport) {

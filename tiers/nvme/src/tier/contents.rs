@@ -228,14 +228,21 @@ impl NvmeTier {
         };
         let frame = FrameView::decode(head.bytes(), &identity, place, units).ok()?;
         let end = place + frame.frame_units;
+        // One read for all payloads; one for each where the device fails some of them.
+        let whole = self.fetch(segment, place, frame.frame_units).await.ok();
         for entry in frame.entries() {
             if matches!(entry.kind, EntryKind::Block | EntryKind::Checkpoint) {
-                let payload = self
-                    .fetch(segment, entry.place, units_of(u64::from(entry.len)))
-                    .await;
                 walk.bytes_read += u64::from(entry.len);
-                walk.unreadable |= payload.is_err();
-                let sound = payload.is_ok_and(|payload| is_sound(&entry, payload.bytes()));
+                let from = (entry.place - place) as usize * UNIT as usize;
+                let sound = match &whole {
+                    Some(whole) => is_sound(&entry, &whole.bytes()[from..]),
+                    None => {
+                        let units = units_of(u64::from(entry.len));
+                        let payload = self.fetch(segment, entry.place, units).await;
+                        walk.unreadable |= payload.is_err();
+                        payload.is_ok_and(|payload| is_sound(&entry, payload.bytes()))
+                    }
+                };
                 if !sound {
                     walk.damaged += 1;
                     continue;
