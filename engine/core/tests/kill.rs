@@ -22,6 +22,10 @@ const FILE: &str = "TERRACE_KILL_FILE";
 const FIRST: &str = "TERRACE_KILL_FIRST";
 /// Blocks that fit without any being given up: nothing may be missing.
 const KEYS: u64 = 400;
+/// What recovery may read: whole segments without a footer, and the footers of others.
+const WALKED_MAX: u64 = 2;
+const SEGMENT_LEN: u64 = 8 << 20;
+const FOOTER_MAX: u64 = 256 << 10;
 
 fn open(file: &Path) -> Engine {
     let config = EngineConfig {
@@ -133,7 +137,17 @@ fn verify(file: &Path, known: &mut Known, round: u64) {
             *may = vec![version];
         }
         assert!(engine.check().await);
-        assert_eq!(engine.stats().await.counters.checksum_mismatches, 0);
+        let stats = engine.stats().await;
+        assert_eq!(stats.counters.checksum_mismatches, 0);
+        // Recovery is bounded: it walks what was open and what was being sealed, no more, and
+        // reads no payload elsewhere.
+        let found = stats.recovery;
+        assert!(found.segments_walked <= WALKED_MAX, "{found:?}");
+        let (walks, footers) = (
+            found.segments_walked * SEGMENT_LEN,
+            found.segments * FOOTER_MAX,
+        );
+        assert!(found.bytes_read <= walks + footers, "{found:?}");
     });
     // Every second time the engine is not closed either.
     if round.is_multiple_of(2) {
@@ -150,7 +164,7 @@ fn what_was_acknowledged_survives_kill_9() {
     }
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kill-9");
     let _ = std::fs::remove_file(&file);
-    let rounds = std::env::var("TERRACE_KILLS").map_or(8, |count| count.parse().unwrap());
+    let rounds = std::env::var("TERRACE_KILLS").map_or(50, |count| count.parse().unwrap());
     let (mut known, mut random) = (Known::new(), 0x9e37_79b9_7f4a_7c15_u64);
     let mut acknowledged = 0;
     for round in 0..rounds {

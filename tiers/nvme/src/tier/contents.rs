@@ -15,7 +15,7 @@ use crate::format::{
 };
 
 /// Units looked at in one read when a frame head is searched for.
-const SEARCH_UNITS: u32 = 64;
+const SEARCH_UNITS: u32 = 256;
 
 /// The entries of a segment.
 pub struct Contents {
@@ -79,6 +79,18 @@ struct Walk {
     damaged: u32,
     unreadable: bool,
     bytes_read: u64,
+    /// What was read last, and the unit that it begins with.
+    window: AlignedBuffer,
+    window_at: u32,
+}
+
+impl Walk {
+    /// `count` units from `at` on, when the window holds them.
+    fn held(&self, at: u32, count: u32) -> Option<&[u8]> {
+        let from = at.checked_sub(self.window_at)? as usize * UNIT as usize;
+        let to = from + count as usize * UNIT as usize;
+        self.window.bytes().get(from..to)
+    }
 }
 
 impl NvmeTier {
@@ -165,33 +177,28 @@ impl NvmeTier {
             damaged: 0,
             unreadable: false,
             bytes_read: 0,
+            window: AlignedBuffer::zeroed(0),
+            window_at: 0,
         };
         let mut at = 1;
-        let (mut window, mut window_at) = (AlignedBuffer::zeroed(0), u32::MAX);
         while at < units {
-            let held = (window.bytes().len() as u64 / UNIT) as u32;
-            if window_at == u32::MAX || at < window_at || at >= window_at + held {
+            if walk.held(at, 1).is_none() {
                 let count = SEARCH_UNITS.min(units - at);
-                match self.fetch(segment, at, count).await {
-                    Ok(read) => (window, window_at) = (read, at),
-                    Err(_) => {
-                        // An unreadable stretch is stepped over like any damage.
-                        at += count;
-                        window_at = u32::MAX;
-                        walk.unreadable = true;
-                        continue;
-                    }
+                if !self.move_window(segment, (at, count), &mut walk).await {
+                    // An unreadable stretch is stepped over like any damage.
+                    at += count;
+                    walk.unreadable = true;
+                    continue;
                 }
-                walk.bytes_read += window.bytes().len() as u64;
             }
-            let start = ((at - window_at) as usize) * UNIT as usize;
-            let first = &window.bytes()[start..start + UNIT as usize];
-            let next = match FrameView::head_len_hint(first) {
-                Ok(len) => {
-                    self.walk_frame(segment, identity, (at, len, units), &mut walk)
+            let hint = walk.held(at, 1).map(FrameView::head_len_hint);
+            let next = match hint {
+                Some(Ok(len)) => {
+                    let head = (at, units_of(u64::from(len)).min(units - at));
+                    self.walk_frame(segment, identity, (head, units), &mut walk)
                         .await
                 }
-                Err(_) => None,
+                _ => None,
             };
             at = next.unwrap_or(at + 1);
         }
@@ -209,50 +216,71 @@ impl NvmeTier {
         })
     }
 
-    /// Takes in the frame whose head lies at `place` and has `head_len` bytes; returns where
-    /// the next may be.
+    /// Reads `count` units from `at` on into the window. False when the device fails that.
+    async fn move_window(
+        self: &Rc<Self>,
+        segment: SegmentIx,
+        (at, count): (u32, u32),
+        walk: &mut Walk,
+    ) -> bool {
+        let Ok(read) = self.fetch(segment, at, count).await else {
+            return false;
+        };
+        walk.bytes_read += read.bytes().len() as u64;
+        (walk.window, walk.window_at) = (read, at);
+        true
+    }
+
+    /// Takes in the frame whose head takes up `count` units from `place` on; returns where the
+    /// next may be.
     async fn walk_frame(
         self: &Rc<Self>,
         segment: SegmentIx,
         identity: SegmentIdentity,
-        (place, head_len, units): (u32, u32, u32),
+        ((place, count), units): ((u32, u32), u32),
         walk: &mut Walk,
     ) -> Option<u32> {
-        let head_units = units_of(u64::from(head_len)).min(units - place);
-        let head = match self.fetch(segment, place, head_units).await {
-            Ok(head) => head,
-            Err(_) => {
-                walk.unreadable = true;
-                return None;
-            }
-        };
-        let frame = FrameView::decode(head.bytes(), &identity, place, units).ok()?;
+        if walk.held(place, count).is_none()
+            && !self.move_window(segment, (place, count), walk).await
+        {
+            walk.unreadable = true;
+            return None;
+        }
+        let head = walk.held(place, count)?.to_vec();
+        let frame = FrameView::decode(&head, &identity, place, units).ok()?;
         let end = place + frame.frame_units;
-        // One read for all payloads; one for each where the device fails some of them.
-        let whole = self.fetch(segment, place, frame.frame_units).await.ok();
+        // One read for all payloads and the first unit of the next head; one for each payload
+        // where the device fails some of them.
+        let wanted = (place, (frame.frame_units + 1).min(units - place));
+        let whole =
+            walk.held(place, wanted.1).is_some() || self.move_window(segment, wanted, walk).await;
         for entry in frame.entries() {
-            if matches!(entry.kind, EntryKind::Block | EntryKind::Checkpoint) {
-                walk.bytes_read += u64::from(entry.len);
-                let from = (entry.place - place) as usize * UNIT as usize;
-                let sound = match &whole {
-                    Some(whole) => is_sound(&entry, &whole.bytes()[from..]),
-                    None => {
-                        let units = units_of(u64::from(entry.len));
-                        let payload = self.fetch(segment, entry.place, units).await;
-                        walk.unreadable |= payload.is_err();
-                        payload.is_ok_and(|payload| is_sound(&entry, payload.bytes()))
-                    }
-                };
-                if !sound {
-                    walk.damaged += 1;
-                    continue;
-                }
+            let has_payload = matches!(entry.kind, EntryKind::Block | EntryKind::Checkpoint);
+            if has_payload && !self.is_payload_sound(segment, &entry, whole, walk).await {
+                walk.damaged += 1;
+                continue;
             }
             walk.found.push(&entry);
         }
         walk.end = walk.end.max(end);
         walk.frames += 1;
         Some(end)
+    }
+
+    async fn is_payload_sound(
+        self: &Rc<Self>,
+        segment: SegmentIx,
+        entry: &EntryRef<'_>,
+        in_window: bool,
+        walk: &mut Walk,
+    ) -> bool {
+        let place = (entry.place, units_of(u64::from(entry.len)));
+        if !in_window && !self.move_window(segment, place, walk).await {
+            walk.unreadable = true;
+            return false;
+        }
+        let held = walk.held(place.0, place.1);
+        held.is_some_and(|payload| is_sound(entry, payload))
     }
 
     /// Reads units of a segment into memory of the tier's own.
