@@ -9,10 +9,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use terrace_nvme::mem::{MemImage, SeededFaults};
+use terrace_nvme::format::SEGMENTS_START;
+use terrace_nvme::mem::{Behaviour, Kind, MemImage, SeededFaults};
 use terrace_runtime::sim::Sim;
-use terrace_types::{BlockKey, Lookup, Tier};
+use terrace_types::{BlockKey, Lookup, PutOutcome, Tier};
 
 use super::crash_model::{
     CALL_MAX, CLIENTS, Client, KEYS, Model, audit, begin_removal, close_model, excuse, key,
@@ -247,4 +249,52 @@ fn shard_after_power_loss_serves_what_is_durable_and_nothing_removed() {
         count == 1 || reclaimed > count * 5,
         "reclaim must happen: {reclaimed}"
     );
+}
+
+/// A shard lets a block go out of a segment that another one is about to empty. Until that one
+/// has a new head the device holds the block: its removal has to survive all the same.
+#[test]
+fn block_removed_after_another_shard_emptied_its_segment_stays_away() {
+    let spec = Spec {
+        segment_len: 256 << 10,
+        segments: vec![6],
+        ..spec(&Random::new(1), 0, false)
+    };
+    let sim = Sim::new(1);
+    let world = World::new(&sim, &spec, spec.blank(), 1);
+    sim.run(world.shard.recover(None));
+    let number_of = |shard| {
+        (0..).find(|number| crate::engine::route(world.key("n", *number).hash(), 2) == shard)
+    };
+    let (mine, others) = (number_of(0).unwrap(), number_of(1).unwrap());
+    let durable = PutOptions {
+        durability: Durability::Durable,
+        ..PutOptions::default()
+    };
+    let other = world.key("n", others);
+    let put = sim.run(world.shard.put(&other, &[7; 5000], &durable));
+    assert_eq!(put, PutOutcome::Stored { durable: true });
+    let images = vec![world.devices[0].image()];
+    let worlds = World::several(&sim, &spec, images, (2, 2));
+    sim.run(join_all(
+        worlds.iter().map(|world| world.shard.recover(None)),
+    ));
+    worlds[0].devices[0].set_plan(|operation| Behaviour {
+        // The new head of the first segment.
+        stuck: operation.kind == Kind::Write && operation.offset == SEGMENTS_START,
+        ..Behaviour::default()
+    });
+    let (own, other) = (worlds[0].key("n", mine), worlds[0].key("n", others));
+    let found = sim.run(async {
+        while worlds[1].location_of(&other).is_some() {
+            worlds[0].shard.put(&own, &[7; 120_000], &durable).await;
+            worlds[0].shard.remove(&own).await;
+        }
+        worlds[1].shard.remove(&other).await
+    });
+    assert_eq!(found, Lookup::Miss);
+    let images = vec![worlds[0].devices[0].crash(&mut |_| false)];
+    let world = World::new(&sim, &spec, images, 3);
+    sim.run(world.shard.recover(None));
+    assert_eq!(world.shard.exists(&other), Lookup::Miss);
 }
