@@ -19,6 +19,7 @@ use std::task::{Context, Poll, Waker};
 
 use terrace_types::{Clock, Nanos};
 
+pub use crash::PowerCut;
 pub use faults::{Behaviour, Fault, Kind, Operation, SeededFaults};
 pub use image::MemImage;
 
@@ -46,7 +47,17 @@ pub struct MemCounts {
     pub bytes_written: u64,
 }
 
+/// What just became of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Moment {
+    /// The device has it; it may carry it out at any time from now on.
+    Submitted,
+    /// It was carried out, and nobody knows of it yet.
+    Completed,
+}
+
 type Plan = Box<dyn FnMut(&Operation) -> Behaviour>;
+type Watch = Rc<dyn Fn(&Operation, Moment)>;
 
 /// See the module's text.
 pub struct MemDevice {
@@ -55,6 +66,7 @@ pub struct MemDevice {
     clock: Option<Rc<dyn Clock>>,
     state: RefCell<State>,
     plan: RefCell<Option<Plan>>,
+    watch: RefCell<Option<Watch>>,
     counts: Cell<MemCounts>,
     waker: Cell<Option<Waker>>,
     /// Something changed that the driver has to look at.
@@ -94,6 +106,7 @@ impl MemDevice {
                 ..State::default()
             }),
             plan: RefCell::default(),
+            watch: RefCell::default(),
             counts: Cell::default(),
             waker: Cell::default(),
             changed: Cell::default(),
@@ -108,6 +121,19 @@ impl MemDevice {
     /// Lets all operations from now on succeed at once.
     pub fn clear_plan(&self) {
         *self.plan.borrow_mut() = None;
+    }
+
+    /// Tells `watch` of each operation from now on, one at a time: between two calls no task
+    /// learns of more than one completion.
+    pub fn set_watch(&self, watch: impl Fn(&Operation, Moment) + 'static) {
+        *self.watch.borrow_mut() = Some(Rc::new(watch));
+    }
+
+    fn tell(&self, operation: &Operation, moment: Moment) {
+        let watch = self.watch.borrow().clone();
+        if let Some(watch) = watch {
+            watch(operation, moment);
+        }
     }
 
     /// Lets stuck operations complete, as well as they would have without being stuck.
@@ -141,6 +167,10 @@ impl MemDevice {
         let aligned = operation.kind == Kind::Flush
             || len > 0 && address.addr().get().is_multiple_of(UNIT as usize);
         assert!(aligned, "{operation:?} at {address:p}");
+        let bytes = match operation.kind {
+            Kind::Write => bytes_at(address, len as usize),
+            Kind::Read | Kind::Flush => Rc::default(),
+        };
         let id = match self.ops.begin(buffer, len, deadline) {
             Ok(id) => id,
             Err(buffer) => {
@@ -154,6 +184,7 @@ impl MemDevice {
         let flight = Flight {
             id,
             operation,
+            bytes,
             fault: None,
             due: Some(Nanos::ZERO),
             completed_before: state.writes_completed,
@@ -186,16 +217,6 @@ impl MemDevice {
             Kind::Flush => counts.flushes += 1,
         }
         self.counts.set(counts);
-    }
-
-    /// The bytes that an operation would write.
-    fn bytes_of(&self, flight: &Flight) -> Vec<u8> {
-        let address = self.ops.range(flight.id).0;
-        let mut bytes = vec![0; flight.operation.len as usize];
-        // SAFETY: `start` checked that the operation's memory, which is in the table until the
-        // operation completes, is at least that long.
-        unsafe { address.copy_to_nonoverlapping(bytes_start(&mut bytes), bytes.len()) };
-        bytes
     }
 
     fn carry_out(&self, flight: &Flight) -> Result<u32, i32> {
@@ -236,13 +257,14 @@ impl MemDevice {
     }
 
     fn write_in(&self, flight: &Flight) {
-        let mut bytes = self.bytes_of(flight);
+        let mut bytes = Rc::clone(&flight.bytes);
         let mut offset = flight.operation.offset;
+        let cut = |len: u32| Rc::from(&flight.bytes[..flight.bytes.len().min(len as usize)]);
         match flight.fault {
-            Some(Fault::Short { done }) => bytes.truncate(done as usize),
-            Some(Fault::Torn { sectors }) => bytes.truncate((sectors * SECTOR) as usize),
+            Some(Fault::Short { done }) => bytes = cut(done),
+            Some(Fault::Torn { sectors }) => bytes = cut(sectors * SECTOR),
             Some(Fault::Misdirected { offset: other }) => offset = other,
-            Some(Fault::BitFlip { bit }) => faults::flip(&mut bytes, bit),
+            Some(Fault::BitFlip { bit }) => faults::flip(Rc::make_mut(&mut bytes), bit),
             _ => {}
         }
         let mut state = self.state.borrow_mut();
@@ -259,6 +281,15 @@ impl MemDevice {
             bytes,
         });
     }
+}
+
+/// A copy of the memory of an operation that is about to begin.
+fn bytes_at(address: std::ptr::NonNull<u8>, len: usize) -> Rc<[u8]> {
+    let mut bytes = vec![0; len];
+    // SAFETY: `start`, which alone calls this, checked that the operation's memory is at least
+    // that long, and owns it.
+    unsafe { address.copy_to_nonoverlapping(bytes_start(&mut bytes), bytes.len()) };
+    Rc::from(bytes)
 }
 
 fn bytes_start(bytes: &mut [u8]) -> std::ptr::NonNull<u8> {
@@ -313,19 +344,31 @@ impl IoBackend for MemDevice {
                 (false, Some(clock)) => Some(clock.now() + behaviour.latency),
                 (false, None) => Some(Nanos::ZERO),
             };
+            let operation = flight.operation;
             self.state.borrow_mut().flying.push(flight);
+            self.tell(&operation, Moment::Submitted);
         }
     }
 
     fn reap(&self, now: Nanos) -> usize {
-        let mut due: Vec<Flight> = {
-            let mut state = self.state.borrow_mut();
-            let is_due = |flight: &mut Flight| flight.due.is_some_and(|due| due <= now);
-            state.flying.extract_if(.., is_due).collect()
+        let mut due: Vec<_> = {
+            let state = self.state.borrow();
+            let is_due = |flight: &&Flight| flight.due.is_some_and(|due| due <= now);
+            let due = state.flying.iter().filter(is_due);
+            due.map(|flight| (flight.due, flight.operation.number))
+                .collect()
         };
-        due.sort_by_key(|flight| (flight.due, flight.operation.number));
-        for flight in &due {
-            let moved = self.carry_out(flight);
+        due.sort_unstable();
+        for (_, number) in &due {
+            let flight = {
+                let mut state = self.state.borrow_mut();
+                let mut flying = state.flying.iter();
+                let at = flying.position(|flight| flight.operation.number == *number);
+                at.map(|at| state.flying.remove(at))
+            };
+            let Some(flight) = flight else { continue };
+            let moved = self.carry_out(&flight);
+            self.tell(&flight.operation, Moment::Completed);
             self.ops.complete(flight.id, moved);
         }
         due.len()

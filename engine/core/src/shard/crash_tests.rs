@@ -5,305 +5,60 @@
 //! reclaim going on. In half of the seeds the devices are large enough that nothing has to be
 //! given up, and reclaim is told to keep all: there nothing durable may be missing at all.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use terrace_nvme::mem::{MemImage, SeededFaults};
-use terrace_nvme::tier::{Location, Phase};
+use terrace_nvme::format::SEGMENTS_START;
+use terrace_nvme::mem::{Behaviour, Kind, MemImage, SeededFaults};
 use terrace_runtime::sim::Sim;
 use terrace_types::{BlockKey, Lookup, PutOutcome, Tier};
 
+use super::crash_model::{
+    CALL_MAX, CLIENTS, Client, KEYS, Model, audit, begin_removal, close_model, excuse, key,
+};
 use super::sim_tests::seeds;
-use super::sim_world::{Random, Spec, World, value, version_of};
+use super::sim_world::{Random, Spec, World};
 use super::*;
 use crate::config::WriteMode;
 
-const CLIENTS: u64 = 4;
-const KEYS: u64 = 12;
 const GENERATIONS: u32 = 4;
-const CALL_MAX: Duration = Duration::from_secs(20);
 
-/// What is known of a key over all crashes.
-#[derive(Clone, Debug, Default)]
-struct Known {
-    /// Versions at and below this were acknowledged as removed or replaced, or found gone.
-    floor: u64,
-    /// The version that was acknowledged as durable.
-    durable: Option<u64>,
-    /// Where it lay then.
-    location: Option<(Location, u64)>,
-    /// The version that the shard serves, as far as it did not give it up.
-    current: Option<u64>,
-    /// A removal was begun and not acknowledged: an older version may come back.
-    unsure: bool,
-}
-
-/// All that clients were told, across generations.
-struct Model {
-    known: RefCell<HashMap<(u64, u64), Known>>,
-    version: Cell<u64>,
-}
-
-impl Model {
-    fn next_version(&self) -> u64 {
-        self.version.set(self.version.get() + 1);
-        self.version.get()
-    }
-
-    fn with<T>(&self, client: u64, number: u64, f: impl FnOnce(&mut Known) -> T) -> T {
-        f(self.known.borrow_mut().entry((client, number)).or_default())
-    }
-}
-
-struct Client {
-    world: Rc<World>,
-    model: Rc<Model>,
-    random: Random,
-    id: u64,
-    strict: bool,
-    context: String,
-}
-
-fn len_max(world: &World) -> u64 {
-    world.tier.block_len_max().min(120_000)
-}
-
-impl Client {
-    fn key(&self, number: u64) -> BlockKey {
-        key(&self.world, self.id, number)
-    }
-
-    fn told<T>(&self, number: u64, f: impl FnOnce(&mut Known) -> T) -> T {
-        self.model.with(self.id, number, f)
-    }
-
-    async fn run(&self) {
-        loop {
-            let number = self.random.below(KEYS);
-            let key = self.key(number);
-            match self.random.below(20) {
-                0..4 => self.read(number, &key).await,
-                4..7 => self.put(number, &key, Durability::Volatile).await,
-                7..12 => self.put(number, &key, Durability::Durable).await,
-                12..15 => self.remove(number, &key).await,
-                15 if self.random.one_in(5) => self.remove_all(&key).await,
-                15 | 16 => self.drop_remove(number, &key).await,
-                17 => {
-                    self.remove(number, &key).await;
-                    self.put(number, &key, Durability::Durable).await;
-                }
-                _ => {
-                    let span = Duration::from_micros(self.random.below(1500));
-                    self.world.sleep(span).await;
-                }
+/// Calls at random until it is dropped.
+async fn work(client: &Client, random: &Random) {
+    loop {
+        let number = random.below(KEYS);
+        let key = client.key(number);
+        match random.below(20) {
+            0..4 => client.read(number, &key).await,
+            4..7 => client.put(number, &key, Durability::Volatile).await,
+            7..12 => client.put(number, &key, Durability::Durable).await,
+            12..15 => client.remove(number, &key).await,
+            15 if random.one_in(5) => client.remove_all(&key).await,
+            15 | 16 => drop_remove(client, random, number, &key).await,
+            17 => {
+                client.remove(number, &key).await;
+                client.put(number, &key, Durability::Durable).await;
+            }
+            _ => {
+                let span = Duration::from_micros(random.below(1500));
+                client.worlds[0].sleep(span).await;
             }
         }
     }
-
-    async fn put(&self, number: u64, key: &BlockKey, durability: Durability) {
-        let version = self.model.next_version();
-        let bytes = value(self.id, number, version, len_max(&self.world));
-        let options = PutOptions {
-            durability,
-            ..PutOptions::default()
-        };
-        let put = self.world.shard.put(key, &bytes, &options);
-        let put = self
-            .world
-            .within(|| format!("{}: put", self.context), CALL_MAX, put);
-        match put.await {
-            PutOutcome::Stored { durable } => self.told(number, |known| {
-                known.location = self.world.location_of(key);
-                if durable || !known.unsure {
-                    known.floor = version - 1;
-                    known.durable = None;
-                }
-                known.current = Some(version);
-                if durable {
-                    known.durable = Some(version);
-                    known.unsure = false;
-                }
-            }),
-            PutOutcome::AlreadyExists { durable } => self.told(number, |known| {
-                assert!(known.current.is_some(), "{}: it was removed", self.context);
-                if durable {
-                    known.location = self.world.location_of(key);
-                    known.durable = known.current;
-                    known.floor = known.current.unwrap_or(1) - 1;
-                    known.unsure = false;
-                }
-            }),
-            PutOutcome::Busy => {}
-            PutOutcome::Rejected(reason) => panic!("{}: {reason:?}", self.context),
-        }
-    }
-
-    async fn read(&self, number: u64, key: &BlockKey) {
-        let options = GetOptions::default();
-        let read = self.world.shard.get(key, &options);
-        let read = self
-            .world
-            .within(|| format!("{}: get", self.context), CALL_MAX, read);
-        let found = read.await;
-        let current = self.told(number, |known| known.current);
-        match found {
-            Lookup::Hit { value: pin, .. } => {
-                let right = current.is_some_and(|version| {
-                    value(self.id, number, version, len_max(&self.world)) == pin[..]
-                });
-                assert!(
-                    right,
-                    "{}: wrong bytes, not version {current:?}",
-                    self.context
-                );
-            }
-            Lookup::Miss if current.is_some() => {
-                assert!(self.world.was_evicted(key), "{}: it is gone", self.context);
-                assert!(!self.strict, "{}: it was evicted", self.context);
-                self.told(number, |known| {
-                    (known.current, known.durable) = (None, None)
-                });
-            }
-            Lookup::Miss => {}
-            Lookup::Unavailable(reason) => panic!("{}: {reason:?}", self.context),
-        }
-    }
-
-    async fn remove(&self, number: u64, key: &BlockKey) {
-        self.told(number, begin_removal);
-        let removal = self.world.shard.remove(key);
-        let removal = self
-            .world
-            .within(|| format!("{}: remove", self.context), CALL_MAX, removal);
-        let found = removal.await;
-        assert!(
-            !matches!(found, Lookup::Unavailable(_)),
-            "{}: {found:?}",
-            self.context
-        );
-        let version = self.model.version.get();
-        self.told(number, |known| end_removal(known, version));
-    }
-
-    async fn remove_all(&self, key: &BlockKey) {
-        (0..KEYS).for_each(|number| self.told(number, begin_removal));
-        let removal = self.world.shard.remove_namespace(key.namespace());
-        let removal = self.world.within(
-            || format!("{}: remove all", self.context),
-            CALL_MAX,
-            removal,
-        );
-        let found = removal.await;
-        assert!(found.is_ok(), "{}: {found:?}", self.context);
-        let version = self.model.version.get();
-        (0..KEYS).for_each(|number| self.told(number, |known| end_removal(known, version)));
-    }
-
-    /// Begins a removal and gives it up.
-    async fn drop_remove(&self, number: u64, key: &BlockKey) {
-        self.told(number, begin_removal);
-        let removal = async {
-            let _ = self.world.shard.remove(key).await;
-        };
-        let span = Duration::from_micros(self.random.below(100));
-        futures_lite::future::or(removal, self.world.sleep(span)).await;
-    }
 }
 
-fn begin_removal(known: &mut Known) {
-    *known = Known {
-        floor: known.floor,
-        unsure: true,
-        ..Known::default()
+/// Begins a removal and gives it up.
+async fn drop_remove(client: &Client, random: &Random, number: u64, key: &BlockKey) {
+    client.told(number, begin_removal);
+    let world = &client.worlds[0];
+    let removal = async {
+        let _ = world.shard.remove(key).await;
     };
-}
-
-fn end_removal(known: &mut Known, version: u64) {
-    *known = Known {
-        floor: version,
-        ..Known::default()
-    };
-}
-
-fn key(world: &World, client: u64, number: u64) -> BlockKey {
-    world.key(&format!("n{client}"), number)
-}
-
-/// Looks every key up after recovery and takes note of what is there.
-async fn audit(world: &World, model: &Model, strict: bool, context: &str) {
-    let len_max = len_max(world);
-    for client in 0..CLIENTS {
-        for number in 0..KEYS {
-            let key = key(world, client, number);
-            let known = model.with(client, number, |known| known.clone());
-            let options = GetOptions::default();
-            let read = world.shard.get(&key, &options);
-            let found = world
-                .within(|| format!("{context}: audit"), CALL_MAX, read)
-                .await;
-            let context = format!("{context}, client {client}, key {number}, {known:?}");
-            let version = match found {
-                Lookup::Hit { value: pin, .. } => {
-                    let version = version_of(&pin);
-                    let legal = (known.floor + 1..=model.version.get()).contains(&version);
-                    assert!(legal, "{context}: version {version} came back");
-                    let right = value(client, number, version, len_max) == pin[..];
-                    assert!(right, "{context}: wrong bytes");
-                    Some(version)
-                }
-                Lookup::Miss => None,
-                Lookup::Unavailable(reason) => panic!("{context}: {reason:?}"),
-            };
-            if let Some(durable) = known.durable {
-                let excused = version.is_none() && !strict && world.was_evicted(&key);
-                let kept = version.is_some_and(|version| version >= durable);
-                assert!(kept || excused, "{context}: durable, found {version:?}");
-            }
-            // What lies on the device now is durable, and nothing else is left.
-            let latest = model.version.get();
-            model.with(client, number, |known| {
-                *known = Known {
-                    floor: version.map_or(latest, |version| version - 1),
-                    durable: version,
-                    location: world.location_of(&key),
-                    current: version,
-                    unsure: false,
-                }
-            });
-        }
-    }
-}
-
-/// What was durable and was given up since is no longer asked for.
-fn excuse(world: &World, model: &Model, strict: bool, context: &str) {
-    for client in 0..CLIENTS {
-        for number in 0..KEYS {
-            let key = key(world, client, number);
-            model.with(client, number, |known| {
-                let gone = match world.location_of(&key) {
-                    None => true,
-                    Some(_) if strict => false,
-                    Some(location) => match world.phase_of(location.0) {
-                        // What goes with a segment that is being reclaimed may be gone already.
-                        Phase::Reclaiming => true,
-                        // It stayed in DRAM when its segment went, and was written anew since.
-                        Phase::Open | Phase::Sealing => known.location != Some(location),
-                        _ => false,
-                    },
-                };
-                if known.durable.is_some() && (world.was_evicted(&key) || gone) {
-                    assert!(
-                        !strict,
-                        "{context}, client {client}, key {number}: {known:?}"
-                    );
-                    known.durable = None;
-                }
-            });
-        }
-    }
+    let span = Duration::from_micros(random.below(100));
+    futures_lite::future::or(removal, world.sleep(span)).await;
 }
 
 fn images_after_crash(world: &World, random: &Random) -> Vec<MemImage> {
@@ -351,10 +106,11 @@ fn spec(random: &Random, seed: u64, strict: bool) -> Spec {
 }
 
 /// Blocks in DRAM by key.
-fn residents(world: &World) -> Vec<(u64, u64)> {
+fn residents(worlds: &[Rc<World>]) -> Vec<(u64, u64)> {
+    let world = &worlds[0];
     let all = (0..CLIENTS).flat_map(|client| (0..KEYS).map(move |number| (client, number)));
     let in_dram = |(client, number): &(u64, u64)| {
-        let found = world.shard.exists(&key(world, *client, *number));
+        let found = world.shard.exists(&key(worlds, *client, *number));
         matches!(
             found,
             Lookup::Hit {
@@ -385,7 +141,8 @@ fn generation(
     let strict = spec.keep_all;
     let context = format!("seed {seed}, epoch {epoch}, {spec:?}");
     let sim = Sim::new(random.below(u64::MAX));
-    let world = World::new(&sim, spec, before.images, epoch);
+    let worlds = vec![World::new(&sim, spec, before.images, epoch)];
+    let world = &worlds[0];
     for device in &world.devices {
         let latency = Duration::from_micros(10 + random.below(300));
         let mut plan = SeededFaults::new(random.below(u64::MAX), latency, Vec::new());
@@ -400,7 +157,7 @@ fn generation(
     world.shard.check();
     if let Some((_, residents_before)) = before.clean {
         sim.run(world.sleep(Duration::from_millis(200)));
-        let back = residents(&world);
+        let back = residents(&worlds);
         let kept = residents_before
             .iter()
             .filter(|key| back.contains(key))
@@ -411,21 +168,24 @@ fn generation(
             "{context}: {kept} of {residents_before:?}"
         );
     }
-    sim.run(audit(&world, model, strict, &context));
-    let clients: Vec<Client> = (0..CLIENTS)
-        .map(|id| Client {
-            world: Rc::clone(&world),
-            model: Rc::clone(model),
-            random: Random::new(random.below(u64::MAX)),
-            id,
-            strict,
-            context: format!("{context}, client {id}"),
+    sim.run(audit(&worlds, model, strict, &context));
+    let clients: Vec<(Client, Random)> = (0..CLIENTS)
+        .map(|id| {
+            let client = Client {
+                worlds: worlds.clone(),
+                model: Rc::clone(model),
+                id,
+                strict,
+                context: format!("{context}, client {id}"),
+            };
+            (client, Random::new(random.below(u64::MAX)))
         })
         .collect();
     let span = Duration::from_micros(random.below(40_000) + random.below(2) * 40_000);
     let end = world.sleep(span);
     let working = async {
-        let mut clients: FuturesUnordered<_> = clients.iter().map(Client::run).collect();
+        let clients = clients.iter().map(|(client, random)| work(client, random));
+        let mut clients: FuturesUnordered<_> = clients.collect();
         clients.next().await;
     };
     sim.run(futures_lite::future::or(end, working));
@@ -434,37 +194,19 @@ fn generation(
     let clean = random.one_in(4).then(|| {
         let deadline = world.now() + Duration::from_secs(5);
         let report = sim.run(world.shard.persist(deadline));
-        let residents = residents(&world);
+        let residents = residents(&worlds);
         assert!(
             report.clean && (report.blocks_lost == 0 || !strict),
             "{context}: {report:?}"
         );
-        close_model(&world, model);
+        close_model(&worlds, model);
         (epoch, residents)
     });
-    excuse(&world, model, strict, &context);
+    excuse(&worlds, model, strict, &context);
     Left {
-        images: images_after_crash(&world, random),
+        images: images_after_crash(world, random),
         clean,
         reclaimed: world.tier.counters().segments_reclaimed,
-    }
-}
-
-/// After a clean close everything that is served is durable.
-fn close_model(world: &World, model: &Model) {
-    for client in 0..CLIENTS {
-        for number in 0..KEYS {
-            let there = matches!(
-                world.shard.exists(&key(world, client, number)),
-                Lookup::Hit { .. }
-            );
-            model.with(client, number, |known| {
-                if there && known.current.is_some() {
-                    known.location = world.location_of(&key(world, client, number));
-                    known.durable = known.current;
-                }
-            });
-        }
     }
 }
 
@@ -472,10 +214,7 @@ fn close_model(world: &World, model: &Model) {
 fn run(seed: u64) -> u64 {
     let random = Random::new(seed ^ 0xc4a5);
     let spec = spec(&random, seed, seed.is_multiple_of(2));
-    let model = Rc::new(Model {
-        known: RefCell::default(),
-        version: Cell::new(0),
-    });
+    let model: Rc<Model> = Rc::default();
     let mut left = Left {
         images: spec.blank(),
         clean: None,
@@ -510,4 +249,52 @@ fn shard_after_power_loss_serves_what_is_durable_and_nothing_removed() {
         count == 1 || reclaimed > count * 5,
         "reclaim must happen: {reclaimed}"
     );
+}
+
+/// A shard lets a block go out of a segment that another one is about to empty. Until that one
+/// has a new head the device holds the block: its removal has to survive all the same.
+#[test]
+fn block_removed_after_another_shard_emptied_its_segment_stays_away() {
+    let spec = Spec {
+        segment_len: 256 << 10,
+        segments: vec![6],
+        ..spec(&Random::new(1), 0, false)
+    };
+    let sim = Sim::new(1);
+    let world = World::new(&sim, &spec, spec.blank(), 1);
+    sim.run(world.shard.recover(None));
+    let number_of = |shard| {
+        (0..).find(|number| crate::engine::route(world.key("n", *number).hash(), 2) == shard)
+    };
+    let (mine, others) = (number_of(0).unwrap(), number_of(1).unwrap());
+    let durable = PutOptions {
+        durability: Durability::Durable,
+        ..PutOptions::default()
+    };
+    let other = world.key("n", others);
+    let put = sim.run(world.shard.put(&other, &[7; 5000], &durable));
+    assert_eq!(put, PutOutcome::Stored { durable: true });
+    let images = vec![world.devices[0].image()];
+    let worlds = World::several(&sim, &spec, images, (2, 2));
+    sim.run(join_all(
+        worlds.iter().map(|world| world.shard.recover(None)),
+    ));
+    worlds[0].devices[0].set_plan(|operation| Behaviour {
+        // The new head of the first segment.
+        stuck: operation.kind == Kind::Write && operation.offset == SEGMENTS_START,
+        ..Behaviour::default()
+    });
+    let (own, other) = (worlds[0].key("n", mine), worlds[0].key("n", others));
+    let found = sim.run(async {
+        while worlds[1].location_of(&other).is_some() {
+            worlds[0].shard.put(&own, &[7; 120_000], &durable).await;
+            worlds[0].shard.remove(&own).await;
+        }
+        worlds[1].shard.remove(&other).await
+    });
+    assert_eq!(found, Lookup::Miss);
+    let images = vec![worlds[0].devices[0].crash(&mut |_| false)];
+    let world = World::new(&sim, &spec, images, 3);
+    sim.run(world.shard.recover(None));
+    assert_eq!(world.shard.exists(&other), Lookup::Miss);
 }

@@ -544,7 +544,13 @@ impl State {
 }
 
 #[cfg(test)]
+mod crash_model;
+#[cfg(test)]
 mod crash_tests;
+#[cfg(test)]
+mod cut_tests;
+#[cfg(test)]
+mod cut_world;
 #[cfg(test)]
 mod sim_tests;
 #[cfg(test)]

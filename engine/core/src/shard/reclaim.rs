@@ -135,7 +135,30 @@ impl Shard {
         tier.renew(segment).await?;
         self.forget_segment(tier, segment, contents.as_ref());
         tier.release(segment);
+        if shared {
+            self.tell_peers(device, number).await;
+        }
         Ok(())
+    }
+
+    /// Tells the other shards that nothing of theirs is on the device any more in a segment that
+    /// they left. Until then they write tombstones as if their blocks were still in it.
+    async fn tell_peers(self: &Rc<Self>, device: DeviceId, number: u32) {
+        for (peer, sender) in self.peers.iter().enumerate() {
+            if peer == self.number {
+                continue;
+            }
+            let job: Job = Box::new(move |shard| {
+                if let Some(tier) = &shard.tier
+                    && let Some(segment) = tier.find(device, number)
+                {
+                    tier.leave_guest(segment);
+                }
+                None
+            });
+            // A shard that is closed writes no tombstones.
+            let _ = sender.send(job).await;
+        }
     }
 
     /// Has the other shards take what is theirs out of a segment written under another count.
@@ -176,7 +199,6 @@ impl Shard {
         while tier.readers(segment) > 0 {
             tier.changed().await;
         }
-        tier.leave_guest(segment);
         true
     }
 

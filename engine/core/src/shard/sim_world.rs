@@ -12,8 +12,10 @@ use futures_util::task::AtomicWaker;
 use terrace_nvme::IoBackend;
 use terrace_nvme::format::{DeviceId, SEGMENTS_START, SegmentHead, Sequence};
 use terrace_nvme::mem::{MemDevice, MemImage};
+use terrace_nvme::set::{SegmentState, ShardPlan, plan_segments};
 use terrace_nvme::tier::{Location, Phase, TierConfig, TierDevice, TierSegment};
-use terrace_runtime::io::drive;
+use terrace_runtime::io::{Driver, drive};
+use terrace_runtime::mailbox::mailbox;
 use terrace_runtime::sim::Sim;
 use terrace_slab::{Arena, ArenaConfig, HugepageMode};
 use terrace_types::{Access, BlockKey, Clock, KeyHash, Tasks};
@@ -114,8 +116,11 @@ impl Spec {
             .collect()
     }
 
-    fn config(&self) -> EngineConfig {
+    fn config(&self, shards: usize) -> EngineConfig {
         EngineConfig {
+            shards,
+            // Spinning, a task is always ready, and virtual time stands still.
+            spin: Duration::ZERO,
             dram_bytes: self.dram_bytes,
             dram_blocks: Some(self.dram_blocks),
             policy: self.policy.to_owned(),
@@ -172,71 +177,145 @@ fn head_of(bytes: &[u8]) -> Option<SegmentHead> {
     (again == bytes).then_some(head)
 }
 
-fn tier_device(at: usize, device: &Rc<MemDevice>, image: &MemImage, spec: &Spec) -> TierDevice {
-    let id = DeviceId([at as u8 + 1; 16]);
-    let segments = (0..spec.segments[at]).map(|number| {
+/// The devices of some shards, and how these begin.
+struct Shared {
+    devices: Vec<Rc<MemDevice>>,
+    drivers: Vec<Driver>,
+    plans: Vec<ShardPlan>,
+    registry: Arc<NamespaceRegistry>,
+}
+
+impl Shared {
+    fn new(runtime: &Rc<dyn Runtime>, spec: &Spec, images: Vec<MemImage>, shards: usize) -> Self {
+        let clock: Rc<dyn Clock> = Rc::<dyn Runtime>::clone(runtime);
+        let (mut devices, mut drivers, mut heads) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, image) in images.into_iter().enumerate() {
+            heads.push(heads_of(at, &image, spec));
+            let device = MemDevice::from_image(image, Some(Rc::clone(&clock)));
+            let backend: Rc<dyn IoBackend> = Rc::<MemDevice>::clone(&device);
+            drivers.push(drive(runtime, backend, None));
+            devices.push(device);
+        }
+        Self {
+            devices,
+            drivers,
+            plans: plan_segments(&spec.segments, heads, shards as u32),
+            registry: Arc::new(NamespaceRegistry::new(ENGINE)),
+        }
+    }
+
+    /// The tier of one of the shards.
+    fn tier(&self, spec: &Spec, tasks: Rc<dyn Tasks>, epoch: u32, shard: usize) -> Rc<NvmeTier> {
+        let devices = self.devices.iter().enumerate();
+        let devices = devices.map(|(at, device)| {
+            let own = self.plans[shard].segments.iter();
+            let own = own.filter(|segment| segment.device == at);
+            let segments = own.map(|segment| TierSegment {
+                number: segment.number,
+                head: match segment.state {
+                    SegmentState::Free => None,
+                    SegmentState::Used(head) => Some(head),
+                },
+                owned: segment.owned,
+                legacy: segment.legacy,
+            });
+            TierDevice {
+                device: Rc::<MemDevice>::clone(device),
+                id: device_id(at),
+                segment_len: spec.segment_len,
+                draining: false,
+                segments: segments.collect(),
+            }
+        });
+        let tier_config = TierConfig {
+            shard: shard as u32,
+            shards: self.plans.len() as u32,
+            epoch,
+            io_deadline: spec.io_deadline,
+            ..TierConfig::default()
+        };
+        let salt = u64::from(epoch) ^ 0x5a17 ^ (shard as u64) << 32;
+        NvmeTier::new(tier_config, tasks, devices.collect(), salt, false).unwrap()
+    }
+}
+
+const fn device_id(at: usize) -> DeviceId {
+    DeviceId([at as u8 + 1; 16])
+}
+
+fn heads_of(at: usize, image: &MemImage, spec: &Spec) -> Vec<Option<SegmentHead>> {
+    let heads = (0..spec.segments[at]).map(|number| {
         let offset = SEGMENTS_START + u64::from(number) * spec.segment_len;
         let head = head_of(&image.read(offset, terrace_nvme::UNIT as u32));
         if let Some(head) = &head {
-            assert_eq!((head.device, head.number), (id, number));
+            assert_eq!((head.device, head.number), (device_id(at), number));
         }
-        TierSegment {
-            number,
-            head,
-            owned: true,
-            legacy: false,
-        }
+        head
     });
-    TierDevice {
-        device: Rc::<MemDevice>::clone(device),
-        id,
-        segment_len: spec.segment_len,
-        draining: false,
-        segments: segments.collect(),
-    }
+    heads.collect()
 }
 
 impl World {
     /// A shard over devices that hold `images`. Recovery is up to the caller.
     pub(super) fn new(sim: &Sim, spec: &Spec, images: Vec<MemImage>, epoch: u32) -> Rc<Self> {
+        let mut all = Self::several(sim, spec, images, (epoch, 1));
+        all.remove(0)
+    }
+
+    /// As many shards as the second of `opens` says, which share devices that hold `images`; the
+    /// first is the epoch of this open. The devices are turned as long as the first shard lives.
+    pub(super) fn several(
+        sim: &Sim,
+        spec: &Spec,
+        images: Vec<MemImage>,
+        (epoch, shards): (u32, usize),
+    ) -> Vec<Rc<Self>> {
         let runtime = sim.runtime();
-        let clock: Rc<dyn Clock> = Rc::<dyn Runtime>::clone(&runtime);
-        let tasks: Rc<dyn Tasks> = Rc::<dyn Runtime>::clone(&runtime);
-        let (mut devices, mut drivers, mut tier_devices) = (Vec::new(), Vec::new(), Vec::new());
-        for (at, image) in images.into_iter().enumerate() {
-            let device = MemDevice::from_image(image.clone(), Some(Rc::clone(&clock)));
-            let backend: Rc<dyn IoBackend> = Rc::<MemDevice>::clone(&device);
-            drivers.push(drive(&runtime, backend, None));
-            tier_devices.push(tier_device(at, &device, &image, spec));
-            devices.push(device);
+        let mut shared = Shared::new(&runtime, spec, images, shards);
+        let (mut peers, mut boxes) = (Vec::new(), Vec::new());
+        if shards > 1 {
+            (peers, boxes) = (0..shards).map(|_| mailbox::<Job>(64).unwrap()).unzip();
         }
-        let tier_config = TierConfig {
-            epoch,
-            io_deadline: spec.io_deadline,
-            ..TierConfig::default()
-        };
-        let salt = u64::from(epoch) ^ 0x5a17;
-        let tier = NvmeTier::new(tier_config, tasks, tier_devices, salt, false).unwrap();
+        let worlds: Vec<_> = (0..shards)
+            .map(|number| {
+                let place = Place {
+                    number,
+                    engine: ENGINE,
+                    registry: Arc::clone(&shared.registry),
+                    peers: peers.clone(),
+                };
+                Self::one(&runtime, spec, &mut shared, place, epoch)
+            })
+            .collect();
+        for (world, mailbox) in worlds.iter().zip(boxes) {
+            let shard = Rc::clone(&world.shard);
+            runtime.spawn(Box::pin(async move { serve(shard, mailbox).await }));
+        }
+        worlds
+    }
+
+    fn one(
+        runtime: &Rc<dyn Runtime>,
+        spec: &Spec,
+        shared: &mut Shared,
+        place: Place,
+        epoch: u32,
+    ) -> Rc<Self> {
+        let tasks: Rc<dyn Tasks> = Rc::<dyn Runtime>::clone(runtime);
+        let tier = shared.tier(spec, tasks, epoch, place.number);
         let arena_config = ArenaConfig {
             hugepages: HugepageMode::Off,
             ..ArenaConfig::new(spec.dram_bytes)
         };
         let nudge: Arc<Nudge> = Arc::default();
         let nudged = Arc::clone(&nudge);
-        let shared = ArenaShared::new(
+        let arena = ArenaShared::new(
             Arena::open(&arena_config).unwrap(),
             Box::new(move || {
                 nudged.up.store(true, Ordering::Relaxed);
                 nudged.waker.wake();
             }),
         );
-        let registry = Arc::new(NamespaceRegistry::new(ENGINE));
-        let place = Place {
-            number: 0,
-            engine: ENGINE,
-            registry: Arc::clone(&registry),
-            peers: Vec::new(),
-        };
         let mut plugins = Plugins::default();
         if spec.keep_all {
             let name = spec.policy;
@@ -244,15 +323,15 @@ impl World {
                 Ok(Box::new(KeepAll(policy::by_name(name, config)?)))
             }));
         }
-        let io = ShardIo::of_drivers(drivers);
-        let below = Some((Rc::clone(&tier), io));
+        // The first shard turns the devices for all.
+        let io = ShardIo::of_drivers(std::mem::take(&mut shared.drivers));
         let shard = Shard::new(
             place,
-            spec.config(),
-            shared,
-            Rc::clone(&runtime),
+            spec.config(shared.plans.len()),
+            arena,
+            Rc::clone(runtime),
             &plugins,
-            below,
+            Some((Rc::clone(&tier), io)),
         );
         let shard = shard.unwrap();
         let (sink, events) = subscription(1 << 16);
@@ -261,8 +340,8 @@ impl World {
         Rc::new(Self {
             shard,
             tier,
-            devices,
-            registry,
+            devices: shared.devices.clone(),
+            registry: Arc::clone(&shared.registry),
             events,
             evicted: RefCell::default(),
         })
@@ -369,7 +448,7 @@ async fn take_returns(shard: std::rc::Weak<Shard>, nudge: Arc<Nudge>) {
 pub(super) fn value(client: u64, number: u64, version: u64, len_max: u64) -> Vec<u8> {
     let mix = number * 911 + version * 77;
     let len = match mix % 16 {
-        0 => len_max,
+        _ if is_longest(number, version) => len_max,
         1 | 2 => 20_000 + mix * 13 % 40_000,
         3 => 4096,
         _ => 1 + mix * 7 % 9000,
@@ -384,6 +463,11 @@ pub(super) fn value(client: u64, number: u64, version: u64, len_max: u64) -> Vec
     }
     bytes.truncate(len);
     bytes
+}
+
+/// Whether a version of a block is as long as values get.
+pub(super) const fn is_longest(number: u64, version: u64) -> bool {
+    (number * 911 + version * 77).is_multiple_of(16)
 }
 
 /// Values begin with their version.

@@ -1,13 +1,14 @@
 //! The bytes of a device in memory, by units; those never written are zeros and take no room.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::UNIT;
 
 const UNIT_LEN: usize = UNIT as usize;
 
-/// The bytes of one unit.
-pub(super) type Unit = Box<[u8; UNIT_LEN]>;
+/// The bytes of one unit; copies of an image share those that neither wrote to since.
+pub(super) type Unit = Arc<[u8; UNIT_LEN]>;
 
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl MemImage {
         self.units
             .get(&at)
             .cloned()
-            .unwrap_or_else(|| Box::new([0; UNIT_LEN]))
+            .unwrap_or_else(|| Arc::new([0; UNIT_LEN]))
     }
 
     /// The `len` bytes at `offset`, at any alignment.
@@ -73,8 +74,8 @@ impl MemImage {
             let unit = self
                 .units
                 .entry(unit)
-                .or_insert_with(|| Box::new([0; UNIT_LEN]));
-            unit[at..at + range.len()].copy_from_slice(&bytes[range]);
+                .or_insert_with(|| Arc::new([0; UNIT_LEN]));
+            Arc::make_mut(unit)[at..at + range.len()].copy_from_slice(&bytes[range]);
         }
     }
 

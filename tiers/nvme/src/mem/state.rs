@@ -1,6 +1,7 @@
 //! What a device in memory holds: operations, what reads see, and what power loss leaves.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
 use terrace_types::Nanos;
 
@@ -12,6 +13,8 @@ use crate::ops::OpId;
 pub(super) struct Flight {
     pub(super) id: OpId,
     pub(super) operation: Operation,
+    /// What a write was given to be written.
+    pub(super) bytes: Rc<[u8]>,
     pub(super) fault: Option<Fault>,
     /// `None` while it is stuck.
     pub(super) due: Option<Nanos>,
@@ -24,7 +27,7 @@ pub(super) struct Flight {
 pub(super) struct Unflushed {
     pub(super) number: u64,
     pub(super) offset: u64,
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: Rc<[u8]>,
 }
 
 #[derive(Default)]

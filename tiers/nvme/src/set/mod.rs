@@ -27,7 +27,7 @@ use plan::HeadsRead;
 pub use error::SetError;
 pub use medium::{MediumError, SetMedium, os_random};
 pub use options::{MissingDevices, Random, SetOptions};
-pub use plan::{SegmentPlan, SegmentState, ShardPlan};
+pub use plan::{SegmentPlan, SegmentState, ShardPlan, plan_segments};
 
 /// Fewest segments of a device for each shard: one open for each of two streams, one that is
 /// reclaimed, and one to reclaim into.
@@ -139,7 +139,8 @@ impl DeviceSet {
             .members
             .iter()
             .map(|member| member.superblock.segment_count);
-        set.plans = plan::plan(&counts.collect::<Vec<_>>(), heads, options.shards);
+        let heads = heads.into_iter().map(|read| read.heads).collect();
+        set.plans = plan_segments(&counts.collect::<Vec<_>>(), heads, options.shards);
         Ok(set)
     }
 

@@ -84,11 +84,16 @@ pub(super) fn read_heads(
     Ok(read)
 }
 
-/// Gives every segment to a shard. `counts` are the segments of each device.
-pub(super) fn plan(counts: &[u32], heads: Vec<HeadsRead>, shards: u32) -> Vec<ShardPlan> {
+/// Gives every segment to a shard. `counts` are the segments of each device, `heads` what they
+/// hold, by number; a new device's may be left out.
+#[must_use]
+pub fn plan_segments(
+    counts: &[u32],
+    heads: Vec<Vec<Option<SegmentHead>>>,
+    shards: u32,
+) -> Vec<ShardPlan> {
     let mut plans = vec![ShardPlan::default(); shards as usize];
-    for (device, (count, read)) in counts.iter().zip(heads).enumerate() {
-        let mut heads = read.heads;
+    for (device, (count, mut heads)) in counts.iter().zip(heads).enumerate() {
         heads.resize(*count as usize, None);
         let owners = owners(&heads, shards);
         for (number, (head, owner)) in (0..).zip(heads.iter().zip(owners)) {

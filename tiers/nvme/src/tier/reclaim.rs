@@ -303,7 +303,7 @@ impl NvmeTier {
         (self.ids[it.lane], it.number, it.legacy)
     }
 
-    /// Another shard reclaims a segment that this one only reads.
+    /// Another shard reclaimed a segment that this one only read: its new head is durable.
     pub fn leave_guest(&self, segment: SegmentIx) {
         let mut state = self.state.borrow_mut();
         let it = state.segments.get_mut(segment);
