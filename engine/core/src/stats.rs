@@ -73,6 +73,8 @@ counters! {
     direct_reads,
     /// Blocks the tier below gave up.
     below_evictions,
+    /// Blocks in DRAM whose copy on a device went: what was durable is not any more.
+    durability_lost,
     /// Bytes read by the scrub.
     scrubbed_bytes,
     /// Passes over all segments that the scrub finished.

@@ -47,22 +47,27 @@ pub(super) struct ShardDevices {
 /// What carries out a shard's device operations; dropped when its shard has ended.
 pub(crate) struct ShardIo {
     drivers: Vec<Driver>,
+    /// What the drivers turn.
+    backends: Vec<Rc<dyn IoBackend>>,
+    /// Those of the backends that are rings.
     rings: Vec<Rc<Ring>>,
 }
 
 impl ShardIo {
     /// What turns devices in memory; for simulations.
     #[cfg(test)]
-    pub(crate) const fn of_drivers(drivers: Vec<Driver>) -> Self {
+    pub(crate) fn of_backends(runtime: &Rc<dyn Runtime>, backends: Vec<Rc<dyn IoBackend>>) -> Self {
+        let drivers = backends.iter().cloned();
         Self {
-            drivers,
+            drivers: drivers.map(|it| drive(runtime, it, None)).collect(),
+            backends,
             rings: Vec::new(),
         }
     }
 
     /// Operations under way.
     pub(crate) fn in_flight(&self) -> usize {
-        self.rings.iter().map(|ring| ring.in_flight()).sum()
+        self.backends.iter().map(|it| it.in_flight()).sum()
     }
 
     /// What is in force on each ring.
@@ -77,6 +82,7 @@ impl ShardIo {
     /// Lets go of the rings and of the tasks that turn them.
     pub(crate) fn end(&mut self) {
         self.drivers.clear();
+        self.backends.clear();
         self.rings.clear();
     }
 }
@@ -265,12 +271,12 @@ impl ShardDevices {
             register: true,
         };
         let plain = Ring::new(&ring_config, Some(event.as_fd()), &memory).map_err(failed)?;
+        let backend: Rc<dyn IoBackend> = Rc::<Ring>::clone(&plain);
         let mut io = ShardIo {
-            drivers: Vec::new(),
+            drivers: vec![drive(runtime, Rc::clone(&backend), Some(event))],
+            backends: vec![backend],
             rings: vec![Rc::clone(&plain)],
         };
-        let backend: Rc<dyn IoBackend> = Rc::<Ring>::clone(&plain);
-        io.drivers.push(drive(runtime, backend, Some(event)));
         let polled = if self.files.iter().any(|(_, _, polled)| *polled) {
             let config = RingConfig {
                 polled: true,
@@ -278,7 +284,8 @@ impl ShardDevices {
             };
             let ring = Ring::new(&config, None, &memory).map_err(failed)?;
             let backend: Rc<dyn IoBackend> = Rc::<Ring>::clone(&ring);
-            io.drivers.push(drive(runtime, backend, None));
+            io.drivers.push(drive(runtime, Rc::clone(&backend), None));
+            io.backends.push(backend);
             io.rings.push(Rc::clone(&ring));
             Some(ring)
         } else {

@@ -13,7 +13,6 @@ use terrace_nvme::IoBackend;
 use terrace_nvme::format::{DeviceId, SEGMENTS_START, SegmentHead, Sequence};
 use terrace_nvme::mem::{MemDevice, MemImage};
 use terrace_nvme::tier::{Location, Phase, TierConfig, TierDevice, TierSegment};
-use terrace_runtime::io::drive;
 use terrace_runtime::sim::Sim;
 use terrace_slab::{Arena, ArenaConfig, HugepageMode};
 use terrace_types::{Access, BlockKey, Clock, KeyHash, Tasks};
@@ -102,6 +101,8 @@ pub(super) struct Spec {
     pub(super) keep_all: bool,
     pub(super) write_mode: crate::config::WriteMode,
     pub(super) io_deadline: Duration,
+    /// The set lists devices that are not there.
+    pub(super) absent: bool,
 }
 
 impl Spec {
@@ -202,11 +203,11 @@ impl World {
         let runtime = sim.runtime();
         let clock: Rc<dyn Clock> = Rc::<dyn Runtime>::clone(&runtime);
         let tasks: Rc<dyn Tasks> = Rc::<dyn Runtime>::clone(&runtime);
-        let (mut devices, mut drivers, mut tier_devices) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut devices, mut backends, mut tier_devices) = (Vec::new(), Vec::new(), Vec::new());
         for (at, image) in images.into_iter().enumerate() {
             let device = MemDevice::from_image(image.clone(), Some(Rc::clone(&clock)));
             let backend: Rc<dyn IoBackend> = Rc::<MemDevice>::clone(&device);
-            drivers.push(drive(&runtime, backend, None));
+            backends.push(backend);
             tier_devices.push(tier_device(at, &device, &image, spec));
             devices.push(device);
         }
@@ -216,7 +217,7 @@ impl World {
             ..TierConfig::default()
         };
         let salt = u64::from(epoch) ^ 0x5a17;
-        let tier = NvmeTier::new(tier_config, tasks, tier_devices, salt, false).unwrap();
+        let tier = NvmeTier::new(tier_config, tasks, tier_devices, salt, spec.absent).unwrap();
         let arena_config = ArenaConfig {
             hugepages: HugepageMode::Off,
             ..ArenaConfig::new(spec.dram_bytes)
@@ -244,7 +245,7 @@ impl World {
                 Ok(Box::new(KeepAll(policy::by_name(name, config)?)))
             }));
         }
-        let io = ShardIo::of_drivers(drivers);
+        let io = ShardIo::of_backends(&runtime, backends);
         let below = Some((Rc::clone(&tier), io));
         let shard = Shard::new(
             place,
