@@ -556,6 +556,10 @@ impl State {
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
+mod degrade_tests;
+#[cfg(test)]
+mod log_lines;
+#[cfg(test)]
 mod shortage_tests;
 #[cfg(test)]
 mod sim_tests;
