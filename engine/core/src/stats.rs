@@ -163,6 +163,17 @@ pub struct ShardStats {
     pub recovery: RecoveryReport,
 }
 
+/// A device that the set lists and that is not there: what it holds is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingDevice {
+    /// Its id in the set.
+    pub id: String,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The set epoch when it was there last.
+    pub last_set_epoch: u64,
+}
+
 /// All shards' reports. A shard that does not answer any more is reported by `fenced`.
 #[derive(Clone, Debug, Default)]
 pub struct EngineStats {
@@ -172,6 +183,8 @@ pub struct EngineStats {
     pub gauges: ShardGauges,
     /// Each device, summed over the shards that answered.
     pub nvme: Vec<DeviceGauges>,
+    /// Devices that the set lists and that are not there.
+    pub missing: Vec<MissingDevice>,
     /// What was found on the devices, summed over the shards that answered.
     pub recovery: RecoveryReport,
     /// Each shard's own report; `None` where it did not answer.

@@ -22,6 +22,7 @@ use terrace_types::Tasks;
 
 use crate::config::{EngineConfig, Missing, NvmeConfig, Use};
 use crate::error::Error;
+use crate::stats::MissingDevice;
 
 /// Segments that a freshly formatted file is planned for hold at least this block.
 const BLOCK_LEN_PLANNED: u64 = 1 << 20;
@@ -108,6 +109,7 @@ impl Devices {
                 medium
             });
             let set = DeviceSet::open(media.collect(), &set_options(config))?;
+            tell_losses(&set);
             Ok(Self { set, files })
         });
         if outcome.is_err() {
@@ -115,6 +117,17 @@ impl Devices {
             remove_made(nvme, &made);
         }
         outcome.map(Some)
+    }
+
+    /// Devices that the set lists and that are not there.
+    pub(super) fn missing(&self) -> Vec<MissingDevice> {
+        let absent = self.set.absent.iter();
+        let missing = absent.map(|device| MissingDevice {
+            id: device.id.to_string(),
+            len: device.len,
+            last_set_epoch: device.last_set_epoch,
+        });
+        missing.collect()
     }
 
     /// What shard `number` is given.
@@ -144,6 +157,18 @@ impl Devices {
             }
         }
         Ok(self.set.close()?)
+    }
+}
+
+/// One line for each device that the set does without.
+fn tell_losses(set: &DeviceSet) {
+    for device in &set.absent {
+        let (id, len) = (device.id, device.len);
+        tracing::warn!(device = %id, len, "a device is missing: what it holds is not served");
+    }
+    for device in &set.forgotten {
+        let (id, len) = (device.id, device.len);
+        tracing::warn!(device = %id, len, "a device is forgotten: it is never taken back");
     }
 }
 
