@@ -27,6 +27,8 @@ pub enum EventKind {
     Demoted,
     /// Copied from the tier below into DRAM.
     Promoted,
+    /// Given up by the tier below and still in DRAM: what was durable is not any more.
+    Undurable,
 }
 
 /// One event.

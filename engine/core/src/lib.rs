@@ -39,7 +39,7 @@ pub use shard::{
     Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PersistReport, Placement,
     PolicyFactory, PutOptions, RecoveryReport, Reservation, Shard, TryGet,
 };
-pub use stats::{Counters, EngineStats, ShardGauges, ShardStats};
+pub use stats::{Counters, EngineStats, MissingDevice, ShardGauges, ShardStats};
 pub use terrace_nvme::tier::{DeviceGauges, Health, TierCounters};
 pub use terrace_nvme::uring::RingReport;
 pub use terrace_runtime::block_on;

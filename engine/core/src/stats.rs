@@ -73,6 +73,8 @@ counters! {
     direct_reads,
     /// Blocks the tier below gave up.
     below_evictions,
+    /// Blocks in DRAM whose copy on a device went: what was durable is not any more.
+    durability_lost,
     /// Bytes read by the scrub.
     scrubbed_bytes,
     /// Passes over all segments that the scrub finished.
@@ -161,6 +163,17 @@ pub struct ShardStats {
     pub recovery: RecoveryReport,
 }
 
+/// A device that the set lists and that is not there: what it holds is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingDevice {
+    /// Its id in the set.
+    pub id: String,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The set epoch when it was there last.
+    pub last_set_epoch: u64,
+}
+
 /// All shards' reports. A shard that does not answer any more is reported by `fenced`.
 #[derive(Clone, Debug, Default)]
 pub struct EngineStats {
@@ -170,6 +183,8 @@ pub struct EngineStats {
     pub gauges: ShardGauges,
     /// Each device, summed over the shards that answered.
     pub nvme: Vec<DeviceGauges>,
+    /// Devices that the set lists and that are not there.
+    pub missing: Vec<MissingDevice>,
     /// What was found on the devices, summed over the shards that answered.
     pub recovery: RecoveryReport,
     /// Each shard's own report; `None` where it did not answer.

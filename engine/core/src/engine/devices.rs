@@ -22,6 +22,7 @@ use terrace_types::Tasks;
 
 use crate::config::{EngineConfig, Missing, NvmeConfig, Use};
 use crate::error::Error;
+use crate::stats::MissingDevice;
 
 /// Segments that a freshly formatted file is planned for hold at least this block.
 const BLOCK_LEN_PLANNED: u64 = 1 << 20;
@@ -47,22 +48,27 @@ pub(super) struct ShardDevices {
 /// What carries out a shard's device operations; dropped when its shard has ended.
 pub(crate) struct ShardIo {
     drivers: Vec<Driver>,
+    /// What the drivers turn.
+    backends: Vec<Rc<dyn IoBackend>>,
+    /// Those of the backends that are rings.
     rings: Vec<Rc<Ring>>,
 }
 
 impl ShardIo {
     /// What turns devices in memory; for simulations.
     #[cfg(test)]
-    pub(crate) const fn of_drivers(drivers: Vec<Driver>) -> Self {
+    pub(crate) fn of_backends(runtime: &Rc<dyn Runtime>, backends: Vec<Rc<dyn IoBackend>>) -> Self {
+        let drivers = backends.iter().cloned();
         Self {
-            drivers,
+            drivers: drivers.map(|it| drive(runtime, it, None)).collect(),
+            backends,
             rings: Vec::new(),
         }
     }
 
     /// Operations under way.
     pub(crate) fn in_flight(&self) -> usize {
-        self.rings.iter().map(|ring| ring.in_flight()).sum()
+        self.backends.iter().map(|it| it.in_flight()).sum()
     }
 
     /// What is in force on each ring.
@@ -77,6 +83,7 @@ impl ShardIo {
     /// Lets go of the rings and of the tasks that turn them.
     pub(crate) fn end(&mut self) {
         self.drivers.clear();
+        self.backends.clear();
         self.rings.clear();
     }
 }
@@ -102,6 +109,7 @@ impl Devices {
                 medium
             });
             let set = DeviceSet::open(media.collect(), &set_options(config))?;
+            tell_losses(&set);
             Ok(Self { set, files })
         });
         if outcome.is_err() {
@@ -109,6 +117,17 @@ impl Devices {
             remove_made(nvme, &made);
         }
         outcome.map(Some)
+    }
+
+    /// Devices that the set lists and that are not there.
+    pub(super) fn missing(&self) -> Vec<MissingDevice> {
+        let absent = self.set.absent.iter();
+        let missing = absent.map(|device| MissingDevice {
+            id: device.id.to_string(),
+            len: device.len,
+            last_set_epoch: device.last_set_epoch,
+        });
+        missing.collect()
     }
 
     /// What shard `number` is given.
@@ -138,6 +157,18 @@ impl Devices {
             }
         }
         Ok(self.set.close()?)
+    }
+}
+
+/// One line for each device that the set does without.
+fn tell_losses(set: &DeviceSet) {
+    for device in &set.absent {
+        let (id, len) = (device.id, device.len);
+        tracing::warn!(device = %id, len, "a device is missing: what it holds is not served");
+    }
+    for device in &set.forgotten {
+        let (id, len) = (device.id, device.len);
+        tracing::warn!(device = %id, len, "a device is forgotten: it is never taken back");
     }
 }
 
@@ -265,12 +296,12 @@ impl ShardDevices {
             register: true,
         };
         let plain = Ring::new(&ring_config, Some(event.as_fd()), &memory).map_err(failed)?;
+        let backend: Rc<dyn IoBackend> = Rc::<Ring>::clone(&plain);
         let mut io = ShardIo {
-            drivers: Vec::new(),
+            drivers: vec![drive(runtime, Rc::clone(&backend), Some(event))],
+            backends: vec![backend],
             rings: vec![Rc::clone(&plain)],
         };
-        let backend: Rc<dyn IoBackend> = Rc::<Ring>::clone(&plain);
-        io.drivers.push(drive(runtime, backend, Some(event)));
         let polled = if self.files.iter().any(|(_, _, polled)| *polled) {
             let config = RingConfig {
                 polled: true,
@@ -278,7 +309,8 @@ impl ShardDevices {
             };
             let ring = Ring::new(&config, None, &memory).map_err(failed)?;
             let backend: Rc<dyn IoBackend> = Rc::<Ring>::clone(&ring);
-            io.drivers.push(drive(runtime, backend, None));
+            io.drivers.push(drive(runtime, Rc::clone(&backend), None));
+            io.backends.push(backend);
             io.rings.push(Rc::clone(&ring));
             Some(ring)
         } else {

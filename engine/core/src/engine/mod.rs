@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::events::{EventStream, subscription};
 use crate::namespaces::NamespaceRegistry;
 use crate::shard::{Job, PersistReport, Shard};
-use crate::stats::{EngineStats, ShardStats};
+use crate::stats::{EngineStats, MissingDevice, ShardStats};
 
 use devices::Devices;
 pub(crate) use devices::ShardIo;
@@ -144,7 +144,10 @@ impl Engine {
 
     /// What the engine did and holds, over all shards.
     pub async fn stats(&self) -> EngineStats {
-        let mut stats = EngineStats::default();
+        let mut stats = EngineStats {
+            missing: self.inner.missing(),
+            ..EngineStats::default()
+        };
         for shard in 0..self.shards() {
             let report = self.call(shard, |shard, reply: oneshot::Sender<ShardStats>| {
                 let _ = reply.send(shard.stats());
@@ -292,6 +295,11 @@ impl Engine {
 }
 
 impl Inner {
+    fn missing(&self) -> Vec<MissingDevice> {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.as_ref().map_or_else(Vec::new, Devices::missing)
+    }
+
     /// Marks the devices as closed cleanly when they are, and lets go of them.
     fn close_devices(&self, persisted: &PersistReport) -> bool {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);

@@ -102,6 +102,7 @@ fn spec(random: &Random, seed: u64, strict: bool) -> Spec {
             WriteMode::Back
         },
         io_deadline: Duration::from_millis(500),
+        absent: false,
     }
 }
 

@@ -28,6 +28,7 @@ fn spec(segments: &[u32]) -> Spec {
         keep_all: true,
         write_mode: WriteMode::Back,
         io_deadline: std::time::Duration::from_millis(500),
+        absent: false,
     }
 }
 

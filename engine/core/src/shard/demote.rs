@@ -4,14 +4,17 @@
 //! victim's slot is free by the time a put needs it.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::rc::Rc;
 
+use futures_lite::future::or;
 use terrace_nvme::IoBuffer;
 use terrace_nvme::format::EntryKind;
 use terrace_nvme::tier::{Location, NvmeTier, Placed, Record, TierError};
 use terrace_slab::PinnedBlock;
 use terrace_types::{Access, BlockIx, Hint};
 
+use super::way_down::OnItsWay;
 use super::{Shard, State};
 use crate::events::EventKind;
 use crate::index::{DEMOTING, ERASED, WARM};
@@ -21,7 +24,7 @@ const WRITES_MAX: usize = 512;
 
 /// What the writing task does next.
 enum Step {
-    Write(BlockIx),
+    Write(BlockIx, OnItsWay),
     Await,
     End,
 }
@@ -48,11 +51,15 @@ impl Shard {
         loop {
             self.end_demotions(&mut under_way);
             match self.next_step(&under_way) {
-                Step::Write(block) => match self.write_block(block, &Hint::default()).await {
-                    Ok(Some(placed)) => under_way.push_back((block, placed)),
-                    Ok(None) => self.end_demotion(block, None, Ok(())),
-                    Err(error) => self.end_demotion(block, None, Err(error)),
-                },
+                Step::Write(block, on_its_way) => {
+                    let written = self.write_next(block, &mut under_way).await;
+                    self.arrive(on_its_way, written.as_ref().err());
+                    match written {
+                        Ok(Some(placed)) => under_way.push_back((block, placed)),
+                        Ok(None) => self.end_demotion(block, None, Ok(())),
+                        Err(error) => self.end_demotion(block, None, Err(error)),
+                    }
+                }
                 Step::Await => {
                     let Some((_, placed)) = under_way.front() else {
                         continue;
@@ -68,6 +75,32 @@ impl Shard {
         }
     }
 
+    /// Begins the write of a block. While it waits for room, demotions whose writes complete are
+    /// taken in: who waits for room in DRAM gets their slots.
+    async fn write_next(
+        self: &Rc<Self>,
+        block: BlockIx,
+        under_way: &mut VecDeque<(BlockIx, Placed)>,
+    ) -> Result<Option<Placed>, TierError> {
+        let hint = Hint::default();
+        let mut write = pin!(self.write_block(block, &hint));
+        loop {
+            let (Some((_, front)), Some(tier)) = (under_way.front().copied(), &self.tier) else {
+                return write.await;
+            };
+            let completed = async {
+                tier.hasten(front.ticket);
+                // Failure is taken in with the block.
+                let _ = tier.written(front.ticket).await;
+                None
+            };
+            match or(async { Some(write.as_mut().await) }, completed).await {
+                Some(begun) => return begun,
+                None => self.end_demotions(under_way),
+            }
+        }
+    }
+
     fn next_step(&self, under_way: &VecDeque<(BlockIx, Placed)>) -> Step {
         if under_way.len() >= WRITES_MAX {
             return Step::Await;
@@ -75,8 +108,8 @@ impl Shard {
         let mut state = self.state.borrow_mut();
         let mut freed = false;
         let step = loop {
-            if let Some(block) = state.leaving.pop_front() {
-                break Step::Write(block);
+            if let Some((block, on_its_way)) = state.leaving.pop_front() {
+                break Step::Write(block, on_its_way);
             }
             let wanted = state.fill_ratio() > self.config.fill_ratio_low;
             if !wanted || self.unavailable().is_some() {
@@ -252,7 +285,8 @@ impl State {
     pub(super) fn begin_demotion(&mut self, block: BlockIx) {
         self.index.record_mut(block).flags |= DEMOTING;
         self.demoting += 1;
-        self.leaving.push_back(block);
+        let on_its_way = self.way_down.begin();
+        self.leaving.push_back((block, on_its_way));
     }
 
     /// A pin for a write, beyond the bound on pins: it frees memory in the end.
@@ -328,8 +362,14 @@ impl State {
         self.unplace(block, Some(tier));
         self.counters.below_evictions += 1;
         let record = self.index.record(block);
+        if record.slot().is_some() {
+            // Whoever was told that it is durable learns that it is not any more.
+            self.counters.durability_lost += 1;
+            self.emit(shard, EventKind::Undurable, block);
+            return;
+        }
         // One that is being read comes up, or goes, at the end of that read.
-        if record.slot().is_none() && !record.is(crate::index::PROMOTING) {
+        if !record.is(crate::index::PROMOTING) {
             self.counters.evictions += 1;
             self.emit(shard, EventKind::Evicted, block);
             self.erase(block, None);

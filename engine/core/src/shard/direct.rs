@@ -174,6 +174,7 @@ impl Shard {
         let Some(mut writer) = self.try_room(u64::from(len)) else {
             return;
         };
+        self.fill_by_read(&writer);
         let Ok(source) = region.slice(0..len as usize) else {
             return;
         };

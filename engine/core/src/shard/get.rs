@@ -8,14 +8,16 @@ use std::task::Poll;
 
 use terrace_nvme::IoBuffer;
 use terrace_nvme::tier::ReadClass;
-use terrace_slab::{ArenaShared, PinnedBlock, RegisteredRegion, SlotIx, published_bytes, scatter};
+use terrace_slab::{
+    ArenaShared, PinnedBlock, RegisteredRegion, SlotIx, SlotWriter, published_bytes, scatter,
+};
 use terrace_types::{
     Access, BlockIx, BlockKey, Checksum, Hint, KeyHash, Lookup, RequestContext, Tier,
     UnavailableReason,
 };
 
 use super::room::Need;
-use super::{Shard, State};
+use super::{Filler, Shard, State};
 use crate::events::EventKind;
 use crate::index::{DEMOTING, ERASED, PROMOTING, WARM};
 
@@ -406,6 +408,7 @@ impl Shard {
         let Some(writer) = self.room_for(u64::from(len), need).await else {
             return Err(UnavailableReason::NoRoom);
         };
+        self.fill_by_read(&writer);
         // Its segment may be reclaimed while there is no room, or while others go first.
         let location = || self.state.borrow().index.record(block).below();
         if let (ReadClass::Prefetch, Some(tier), Some(location)) =
@@ -465,6 +468,8 @@ impl Shard {
         if state.index.record(block).slot().is_some() {
             // DRAM has it as it should be: only the copy below is given up.
             state.lose_below(block, self.tier.as_deref());
+            state.counters.durability_lost += 1;
+            state.emit(self.number, EventKind::Undurable, block);
             return;
         }
         let tombstone = state.tombstone_of(self, block);
@@ -483,6 +488,12 @@ impl Shard {
                 let _ = shard.bury(tombstone).await;
             }));
         }
+    }
+
+    /// A slot is filled by a read and not by a put: one that fails is no put that was given up.
+    pub(super) fn fill_by_read(&self, writer: &SlotWriter) {
+        let mut state = self.state.borrow_mut();
+        state.writers.insert(writer.slot(), Filler::Read);
     }
 
     pub(super) fn end_promotion(self: &Rc<Self>, block: BlockIx) {

@@ -27,6 +27,7 @@ mod remove;
 mod room;
 mod scrub;
 mod serve;
+mod way_down;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -58,6 +59,7 @@ pub use persist::PersistReport;
 pub use put::{Durability, PutOptions, Reservation};
 pub use recover::RecoveryReport;
 pub(crate) use serve::{Job, serve};
+use way_down::OnItsWay;
 
 /// Makes the policy of a shard; for policies that are not built in.
 pub type PolicyFactory = Arc<dyn Fn(PolicyConfig) -> Result<Box<dyn Policy>, Error> + Send + Sync>;
@@ -93,6 +95,14 @@ impl Plugins {
     }
 }
 
+/// Who fills a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Filler {
+    Put,
+    /// A read of a device, or a copy of what one read.
+    Read,
+}
+
 struct State {
     index: Index,
     pool: SlabPool,
@@ -102,7 +112,7 @@ struct State {
     blocks_cap: usize,
     dram_blocks: usize,
     payload_bytes: u64,
-    writers: HashMap<SlotIx, u32>,
+    writers: HashMap<SlotIx, Filler>,
     pinned_bytes: u64,
     pinned_bytes_max: u64,
     ticks: u64,
@@ -121,13 +131,14 @@ struct State {
     /// The reads among them.
     reads_waiting: usize,
     /// Blocks that wait to be written below, marked as on their way.
-    leaving: VecDeque<BlockIx>,
+    leaving: VecDeque<(BlockIx, OnItsWay)>,
     /// Blocks on their way down, those in `leaving` included.
     demoting: usize,
     writer_runs: bool,
     reclaimer_runs: bool,
     sweeper_runs: bool,
     strays: remove::Strays,
+    way_down: way_down::WayDown,
 }
 
 /// See the module's text.
@@ -427,6 +438,7 @@ impl State {
             reclaimer_runs: false,
             sweeper_runs: false,
             strays: remove::Strays::default(),
+            way_down: way_down::WayDown::default(),
         })
     }
 
@@ -455,6 +467,7 @@ impl State {
     fn wake_waiting(&mut self) {
         self.waiting_reads.drain(..).for_each(Waker::wake);
         self.waiting.drain(..).for_each(Waker::wake);
+        self.way_down.wake();
     }
 
     /// Gives one pin back; frees what waited for the last one.
@@ -486,7 +499,7 @@ impl State {
 
     /// A writer came back without a block.
     fn abandon(&mut self, slot: SlotIx) {
-        if self.writers.remove(&slot).is_some() {
+        if self.writers.remove(&slot) == Some(Filler::Put) {
             self.counters.puts_abandoned += 1;
         }
         self.pool.give(slot);
@@ -551,6 +564,12 @@ mod crash_tests;
 mod cut_tests;
 #[cfg(test)]
 mod cut_world;
+#[cfg(test)]
+mod degrade_tests;
+#[cfg(test)]
+mod log_lines;
+#[cfg(test)]
+mod shortage_tests;
 #[cfg(test)]
 mod sim_tests;
 #[cfg(test)]

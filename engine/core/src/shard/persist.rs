@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use futures_lite::future::or;
 use terrace_nvme::format::{EntryKind, Sequence};
-use terrace_nvme::tier::{Contents, NvmeTier, ReadClass, Record, TierError};
+use terrace_nvme::tier::{Contents, NvmeTier, Placed, ReadClass, Record, TierError};
 use terrace_nvme::{AlignedBuffer, IoBuffer};
 use terrace_types::{BlockIx, Checksum, Hint, KeyHash, Nanos, UnavailableReason};
 
@@ -37,7 +37,7 @@ const WRITE_ROUNDS: usize = 4;
 /// What a clean close came to in one shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PersistReport {
-    /// Dirty blocks that were written below.
+    /// Dirty blocks that were written below and survive power loss.
     pub blocks_written: u64,
     /// Blocks that are in DRAM only, and go with it.
     pub blocks_lost: u64,
@@ -72,35 +72,43 @@ impl Shard {
             return report;
         };
         let late = self.runtime.sleep_until(deadline);
-        let written = or(
-            async { self.write_dirty(tier, &mut report.blocks_written).await },
-            async {
-                late.await;
-                Err(TierError::ReadOnly)
-            },
-        );
+        let mut begun = Vec::new();
+        let written = or(async { self.write_dirty(tier, &mut begun).await }, async {
+            late.await;
+            Err(TierError::ReadOnly)
+        });
         report.clean = written.await.is_ok();
         report.drained = tier.is_drained();
+        // A device that hangs or fails may not have what it was given.
+        let (safe, unsure): (Vec<_>, Vec<_>) = begun
+            .into_iter()
+            .partition(|(_, placed)| tier.has_made_durable(placed.ticket));
+        report.blocks_written = safe.len() as u64;
         let state = self.state.borrow();
+        let below = |block: BlockIx| state.index.record(block).below();
+        let stay = |(block, placed): &&(BlockIx, Placed)| below(*block) == Some(placed.location);
         let lost = state.index.scan(0, u32::MAX);
-        report.blocks_lost = lost
-            .filter(|(_, record)| record.slot().is_some() && record.below().is_none())
-            .count() as u64;
+        let lost = lost.filter(|(_, record)| record.slot().is_some() && record.below().is_none());
+        report.blocks_lost = (lost.count() + unsure.iter().filter(stay).count()) as u64;
         report
     }
 
-    /// Waits until what is on its way to the devices survives power loss.
+    /// Waits until what is on its way to the devices survives power loss, and what has no place
+    /// there yet.
     pub(crate) async fn sync(&self) -> Result<(), UnavailableReason> {
-        match &self.tier {
-            Some(tier) => tier.sync().await.map_err(|_| UnavailableReason::TierFailed),
-            None => Ok(()),
-        }
+        let Some(tier) = &self.tier else {
+            return Ok(());
+        };
+        let failed = UnavailableReason::TierFailed;
+        let all_placed = self.all_placed().await;
+        tier.sync().await.map_err(|_| failed)?;
+        if all_placed { Ok(()) } else { Err(failed) }
     }
 
     async fn write_dirty(
         self: &Rc<Self>,
         tier: &Rc<NvmeTier>,
-        written: &mut u64,
+        begun: &mut Vec<(BlockIx, Placed)>,
     ) -> Result<(), TierError> {
         for _ in 0..WRITE_ROUNDS {
             let order = self.dirty();
@@ -108,9 +116,8 @@ impl Shard {
                 break;
             }
             for block in order {
-                if self.write_block(block, &Hint::default()).await?.is_some() {
-                    *written += 1;
-                }
+                let placed = self.write_block(block, &Hint::default()).await?;
+                begun.extend(placed.map(|placed| (block, placed)));
             }
             self.end_reclaim(tier).await;
         }

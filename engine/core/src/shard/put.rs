@@ -276,25 +276,27 @@ impl Shard {
     /// Writes a block below at once, without anybody waiting for it.
     fn write_through(self: &Rc<Self>, key: &BlockKey, hint: Hint) {
         let (shard, key) = (Rc::clone(self), key.clone());
+        let on_its_way = self.state.borrow_mut().way_down.begin();
         self.spawn(Box::pin(async move {
             let block = {
                 let state = shard.state.borrow();
                 let epoch = state.epochs.of(key.namespace());
                 epoch.and_then(|ns| state.index.find(&key, ns))
             };
-            let (Some(block), Some(tier)) = (block, &shard.tier) else {
-                return;
+            let begun = match block {
+                Some(block) => shard.write_block(block, &hint).await,
+                None => Ok(None),
             };
-            let written = match shard.write_block(block, &hint).await {
-                Ok(Some(placed)) => {
+            shard.arrive(on_its_way, begun.as_ref().err());
+            let written = match (block, begun, &shard.tier) {
+                (Some(block), Ok(Some(placed)), Some(tier)) => {
                     let written = tier.written(placed.ticket).await;
                     if written.is_err() {
                         shard.write_failed(block, placed);
                     }
                     written
                 }
-                Ok(None) => return,
-                Err(error) => Err(error),
+                (_, begun, _) => begun.map(drop),
             };
             if let Err(error) = written {
                 tracing::warn!(shard = shard.number, %error, "a block was not written through");

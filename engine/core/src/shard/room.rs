@@ -8,7 +8,7 @@ use futures_lite::future::or;
 use terrace_slab::{ClassChoice, ClassIx, SlotWriter};
 use terrace_types::{BlockIx, Nanos};
 
-use super::{Shard, State};
+use super::{Filler, Shard, State};
 use crate::events::EventKind;
 use crate::index::{DEMOTING, PROMOTING, Record};
 use terrace_nvme::tier::NvmeTier;
@@ -169,7 +169,7 @@ impl State {
     fn room_in(&mut self, class: ClassIx, len: u32, shard: usize, tier: Option<&NvmeTier>) -> Room {
         loop {
             if let Some(slot) = self.pool.take(class) {
-                self.writers.insert(slot, len);
+                self.writers.insert(slot, Filler::Put);
                 return Room::Slot(self.pool.writer(slot, len));
             }
             if !self.may_begin_demotion() {

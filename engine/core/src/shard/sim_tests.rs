@@ -119,6 +119,7 @@ fn spec(seed: u64, policy: &'static str) -> Spec {
             WriteMode::Back
         },
         io_deadline: Duration::from_millis(100),
+        absent: false,
     }
 }
 

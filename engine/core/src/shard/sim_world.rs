@@ -14,7 +14,6 @@ use terrace_nvme::format::{DeviceId, SEGMENTS_START, SegmentHead, Sequence};
 use terrace_nvme::mem::{MemDevice, MemImage};
 use terrace_nvme::set::{SegmentState, ShardPlan, plan_segments};
 use terrace_nvme::tier::{Location, Phase, TierConfig, TierDevice, TierSegment};
-use terrace_runtime::io::{Driver, drive};
 use terrace_runtime::mailbox::mailbox;
 use terrace_runtime::sim::Sim;
 use terrace_slab::{Arena, ArenaConfig, HugepageMode};
@@ -104,6 +103,8 @@ pub(super) struct Spec {
     pub(super) keep_all: bool,
     pub(super) write_mode: crate::config::WriteMode,
     pub(super) io_deadline: Duration,
+    /// The set lists devices that are not there.
+    pub(super) absent: bool,
 }
 
 impl Spec {
@@ -180,7 +181,7 @@ fn head_of(bytes: &[u8]) -> Option<SegmentHead> {
 /// The devices of some shards, and how these begin.
 struct Shared {
     devices: Vec<Rc<MemDevice>>,
-    drivers: Vec<Driver>,
+    backends: Vec<Rc<dyn IoBackend>>,
     plans: Vec<ShardPlan>,
     registry: Arc<NamespaceRegistry>,
 }
@@ -188,17 +189,17 @@ struct Shared {
 impl Shared {
     fn new(runtime: &Rc<dyn Runtime>, spec: &Spec, images: Vec<MemImage>, shards: usize) -> Self {
         let clock: Rc<dyn Clock> = Rc::<dyn Runtime>::clone(runtime);
-        let (mut devices, mut drivers, mut heads) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut devices, mut backends, mut heads) = (Vec::new(), Vec::new(), Vec::new());
         for (at, image) in images.into_iter().enumerate() {
             heads.push(heads_of(at, &image, spec));
             let device = MemDevice::from_image(image, Some(Rc::clone(&clock)));
             let backend: Rc<dyn IoBackend> = Rc::<MemDevice>::clone(&device);
-            drivers.push(drive(runtime, backend, None));
+            backends.push(backend);
             devices.push(device);
         }
         Self {
             devices,
-            drivers,
+            backends,
             plans: plan_segments(&spec.segments, heads, shards as u32),
             registry: Arc::new(NamespaceRegistry::new(ENGINE)),
         }
@@ -235,7 +236,7 @@ impl Shared {
             ..TierConfig::default()
         };
         let salt = u64::from(epoch) ^ 0x5a17 ^ (shard as u64) << 32;
-        NvmeTier::new(tier_config, tasks, devices.collect(), salt, false).unwrap()
+        NvmeTier::new(tier_config, tasks, devices.collect(), salt, spec.absent).unwrap()
     }
 }
 
@@ -324,7 +325,7 @@ impl World {
             }));
         }
         // The first shard turns the devices for all.
-        let io = ShardIo::of_drivers(std::mem::take(&mut shared.drivers));
+        let io = ShardIo::of_backends(runtime, std::mem::take(&mut shared.backends));
         let shard = Shard::new(
             place,
             spec.config(shared.plans.len()),

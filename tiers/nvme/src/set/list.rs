@@ -37,6 +37,8 @@ pub(super) struct Decision {
     pub(super) previous_shards: Option<u32>,
     pub(super) previous_clean: bool,
     pub(super) list: Vec<SetDevice>,
+    /// Devices that the set listed and lists no more, though they were not emptied.
+    pub(super) forgotten: Vec<SetDevice>,
 }
 
 pub(super) fn random_id(options: &SetOptions) -> Result<DeviceId, SetError> {
@@ -54,6 +56,10 @@ pub(super) fn decide(candidates: &[Candidate], options: &SetOptions) -> Result<D
     let known = superblock.map_or(&[][..], |superblock| &superblock.devices);
     let epoch = authority.map_or(0, Candidate::epoch);
     let mut list = next_list(candidates, known, options)?;
+    let stays = |device: &SetDevice| list.iter().any(|it| it.id == device.id);
+    let gone = known.iter().filter(|device| !stays(device));
+    let gone = gone.filter(|device| device.state != DeviceState::Drained);
+    let forgotten = gone.copied().collect();
     let count = list.len();
     if count > DEVICES_MAX {
         return Err(SetError::TooManyDevices { count });
@@ -100,6 +106,7 @@ pub(super) fn decide(candidates: &[Candidate], options: &SetOptions) -> Result<D
         previous_shards: superblock.map(|superblock| superblock.shards),
         previous_clean: taken_in().all(is_clean),
         list,
+        forgotten,
     })
 }
 

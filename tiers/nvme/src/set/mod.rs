@@ -70,6 +70,8 @@ pub struct DeviceSet {
     pub previous_clean: bool,
     /// Devices that the set lists and that are not there.
     pub absent: Vec<SetDevice>,
+    /// Devices that this open took off the list for good.
+    pub forgotten: Vec<SetDevice>,
     /// What each shard begins with.
     pub plans: Vec<ShardPlan>,
     /// Devices that this open formatted.
@@ -166,6 +168,7 @@ impl DeviceSet {
             previous_shards: decision.previous_shards,
             previous_clean: decision.previous_clean,
             absent: decision.list.iter().filter(absent).copied().collect(),
+            forgotten: decision.forgotten.clone(),
             plans: Vec::new(),
             formatted: 0,
             damaged_heads: 0,

@@ -269,6 +269,7 @@ fn forgotten_device_is_never_taken_back() {
     };
     let set = open(&[&a], &forgetting).unwrap();
     assert_eq!((set.set_epoch, set.absent.len()), (2, 0));
+    assert_eq!(set.forgotten[0].id, newest(&b).device_id);
     let error = refusal(&[&a, &b], &options(1));
     let SetError::NotListed {
         device,
@@ -364,6 +365,7 @@ fn device_is_drained_and_then_done_without() {
     assert!(set.previous_clean && set.devices[1].drained);
     let set = open(&[&a], &options(1)).unwrap();
     assert_eq!((set.set_epoch, set.absent.len()), (4, 0));
+    assert_eq!(set.forgotten, [], "it was emptied");
     let error = refusal(&[&a, &b], &options(1));
     assert!(matches!(error, SetError::NotListed { .. }));
 }

@@ -111,6 +111,12 @@ impl NvmeTier {
         Ok(false)
     }
 
+    /// Whether a write survives power loss already, without waiting.
+    #[must_use]
+    pub fn has_made_durable(&self, ticket: Ticket) -> bool {
+        self.state.borrow().lanes[ticket.lane].is_durable(ticket.write)
+    }
+
     async fn lane_reaches(
         &self,
         lane: usize,
