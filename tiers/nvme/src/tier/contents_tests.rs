@@ -99,7 +99,7 @@ struct World {
 }
 
 fn frames() -> impl Strategy<Value = Vec<Frame>> {
-    let item = prop::option::weighted(0.8, (0_u32..9000, prop::bool::weighted(0.2)));
+    let item = prop::option::weighted(0.8, (1_u32..9000, prop::bool::weighted(0.2)));
     let states = [
         State::Sound,
         State::Sound,
@@ -174,8 +174,6 @@ impl World {
                 hint: Hint::default(),
             };
             builder.push(&entry);
-            // An empty payload has no byte to be damaged.
-            let is_damaged = is_damaged && len > 0;
             if is_damaged {
                 payload[len as usize - 1] ^= 1;
             }
