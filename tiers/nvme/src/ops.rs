@@ -313,3 +313,7 @@ impl Drop for IoFuture {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "ops_tests.rs"]
+mod tests;

@@ -2,12 +2,12 @@
 //!
 //! **Invariants**
 //! - A namespace is named once in a structure; entries refer to it by its place.
-//! - Tombstones have no payload, and what is empty lies nowhere.
+//! - Tombstones have no payload and lie nowhere; all else has 1 byte to 128 MiB.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use terrace_types::limits::{KEY_LEN_MAX, NAMESPACE_LEN_MAX};
+use terrace_types::limits::{BLOCK_LEN_MAX, KEY_LEN_MAX, NAMESPACE_LEN_MAX};
 use terrace_types::{Checksum, Hint, KeyHash};
 
 use super::bytes::put;
@@ -153,10 +153,12 @@ impl EntryList {
     /// When it breaks the format's limits.
     pub(super) fn push(&mut self, entry: &EntryRef<'_>) {
         assert!(key_len_allowed(entry.kind).contains(&entry.key.len()));
-        assert!(
-            entry.kind.has_payload() || entry.len == 0,
-            "a tombstone's payload"
+        assert_eq!(
+            entry.kind.has_payload(),
+            entry.len > 0,
+            "a tombstone is empty, and nothing else is"
         );
+        assert!(u64::from(entry.len) <= BLOCK_LEN_MAX);
         assert!(
             entry.len > 0 || entry.place == 0,
             "what is empty has no place"

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use terrace_types::limits::BLOCK_LEN_MAX;
 use terrace_types::{BlockKind, Checksum, Hint, KeyHash};
 
 use super::bytes::Fields;
@@ -164,13 +165,14 @@ fn check_entry(
     payloads: &Range<u32>,
 ) -> Result<(), FormatError> {
     let place = u64::from(entry.place);
+    let len = u64::from(entry.len);
     if !entry.kind.has_payload() {
-        let len = u64::from(entry.len);
         body.check("payload length of a tombstone", len, Limit::Exactly(0))?;
-    }
-    if entry.len == 0 {
         return body.check("place of no payload", place, Limit::Exactly(0));
     }
+    // Nothing is read at the word of an entry that no shard could have written.
+    body.check("payload length", len, Limit::AtLeast(1))?;
+    body.check("payload length", len, Limit::AtMost(BLOCK_LEN_MAX))?;
     //= docs/on-disk-format.md#OD-12
     let start = Limit::AtLeast(u64::from(payloads.start));
     body.check("place of the payload", place, start)?;

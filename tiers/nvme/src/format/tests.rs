@@ -87,7 +87,7 @@ fn entries() -> impl Strategy<Value = Vec<OwnEntry>> {
         proptest::sample::select(&["a", "model/ü", "x"][..]),
         vec(any::<u8>(), 1..=512),
         any::<(u64, u64, u32)>(),
-        0_u32..4,
+        1_u32..4,
         hints(),
     )
         .prop_map(|(kind, namespace, key, numbers, units, hint)| OwnEntry {

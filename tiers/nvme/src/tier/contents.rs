@@ -314,3 +314,7 @@ pub fn is_sound(entry: &EntryRef<'_>, payload: &[u8]) -> bool {
         Checksum::of_named(entry.namespace, entry.key, payload) == entry.checksum
     })
 }
+
+#[cfg(test)]
+#[path = "contents_tests.rs"]
+mod tests;

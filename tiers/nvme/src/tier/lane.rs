@@ -205,3 +205,7 @@ impl Lane {
         self.waiting.drain(..).for_each(Waker::wake);
     }
 }
+
+#[cfg(test)]
+#[path = "lane_tests.rs"]
+mod tests;

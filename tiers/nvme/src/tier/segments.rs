@@ -133,3 +133,7 @@ impl Segments {
             .min()
     }
 }
+
+#[cfg(test)]
+#[path = "segments_tests.rs"]
+mod tests;

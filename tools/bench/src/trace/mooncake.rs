@@ -13,6 +13,9 @@ use super::error::Fault;
 use super::lines::LineDecoder;
 use super::requests::Requests;
 
+/// As much of the parser's message as is shown: it may quote a value of any length.
+const MESSAGE_CHARS_MAX: usize = 160;
+
 /// Decoder of Mooncake lines.
 #[derive(Debug)]
 pub(super) struct MooncakeDecoder;
@@ -55,18 +58,23 @@ impl LineDecoder for MooncakeDecoder {
 fn describe(error: &serde_json::Error) -> Fault {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or_default();
+    let (head, dots) = match message.char_indices().nth(MESSAGE_CHARS_MAX) {
+        Some((end, _)) => (message.get(..end).unwrap_or_default(), "..."),
+        None => (message, ""),
+    };
     Fault::Malformed {
         expected: "a JSON object with timestamp, input_length, output_length, hash_ids",
-        found: format!("{message} (column {})", error.column()),
+        found: format!("{head}{dots} (column {})", error.column()),
     }
 }
 
 /// Whole milliseconds of an integer or fraction; none if negative or absurd.
 fn whole_ms(timestamp: &serde_json::Number) -> Option<u64> {
     /// 2^53: above it a float no longer holds every integer.
+    const WHOLE_MAX: u64 = 1 << 53;
     const MS_MAX: f64 = 9_007_199_254_740_992.0;
     if let Some(whole) = timestamp.as_u64() {
-        return Some(whole);
+        return (whole <= WHOLE_MAX).then_some(whole);
     }
     let fraction = timestamp.as_f64()?;
     #[expect(

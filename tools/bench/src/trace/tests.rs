@@ -139,6 +139,25 @@ fn mooncake_wrong_value_is_named_with_its_field_and_line() {
 }
 
 #[test]
+fn mooncake_long_value_is_quoted_in_part() {
+    let long = "ü".repeat(5000);
+    let message = failure(MOONCAKE.replace("3000", &format!("\"{long}\"")));
+    assert!(message.contains("line 4") && message.contains("üü... (column "));
+    assert!(message.len() < 600, "{} bytes", message.len());
+}
+
+/// Aim: whole and fractional times have one limit.
+#[test]
+fn mooncake_timestamp_above_its_limit_is_refused() {
+    let highest = read(MOONCAKE.replace("3000", "9007199254740992")).unwrap();
+    assert_eq!(highest.requests[2].timestamp_ms, 1 << 53);
+    for above in ["9007199254740993", "18446744073709551615", "9.1e15"] {
+        let message = failure(MOONCAKE.replace("3000", above));
+        assert!(message.contains("0 to 2^53 ms"), "{message}");
+    }
+}
+
+#[test]
 fn arc_lines_expand_to_ranges() {
     let trace = read(ARC).unwrap();
     assert_eq!(blocks(&trace), [&[5][..], &[7, 8, 9], &[]]);

@@ -71,7 +71,7 @@ fn frame_head_field_outside_its_limit_is_named() {
     let (bytes, frame_units) = frame(&some_entries(), 0);
     let decode = |bytes: &[u8]| FrameView::decode(bytes, &IDENTITY, PLACE, SEGMENT_UNITS).map(drop);
     let end = PLACE + frame_units;
-    let cases: [(usize, u32, &str); 22] = [
+    let cases: [(usize, u32, &str); 24] = [
         (8, 0, "length"),
         (8, 4097, "length"),
         (8, (1 << 20) + 4096, "length"),
@@ -91,7 +91,9 @@ fn frame_head_field_outside_its_limit_is_named() {
         (FIRST_ENTRY, 0x0301, "block kind"),
         (FIRST_ENTRY, 0x0001_0001, "namespace"),
         (FIRST_ENTRY + 4, 0, "key length"),
-        (FIRST_ENTRY + 24, u32::MAX, "end of the payload"),
+        (FIRST_ENTRY + 24, 0, "payload length"),
+        (FIRST_ENTRY + 24, (128 << 20) + 1, "payload length"),
+        (FIRST_ENTRY + 24, 128 << 20, "end of the payload"),
         (FIRST_ENTRY + 28, PLACE, "place of the payload"),
         (FIRST_ENTRY + 28, end - 1, "end of the payload"),
     ];
@@ -99,8 +101,11 @@ fn frame_head_field_outside_its_limit_is_named() {
         let change = (at, &value.to_le_bytes()[..]);
         assert_eq!(field_of(&bytes, change, decode), field, "{value} at {at}");
     }
-    let empty = (FIRST_ENTRY + 24, &[0; 4][..]);
-    assert_eq!(field_of(&bytes, empty, decode), "place of no payload");
+    let mut placed = bytes[FIRST_ENTRY..FIRST_ENTRY + 28].to_vec();
+    placed[0] = 2;
+    placed[24..].fill(0);
+    let field = field_of(&bytes, (FIRST_ENTRY, &placed), decode);
+    assert_eq!(field, "place of no payload");
     let tombstone = (FIRST_ENTRY, &[2][..]);
     let field = field_of(&bytes, tombstone, decode);
     assert_eq!(field, "payload length of a tombstone");
