@@ -38,7 +38,7 @@ fn open(file: &Path) -> Engine {
         },
         ..EngineConfig::default()
     };
-    Engine::open(config).unwrap()
+    Engine::open(config).unwrap_or_else(|error| panic!("open: {error:#?}"))
 }
 
 fn key(ns: Namespace, number: u64) -> BlockKey {

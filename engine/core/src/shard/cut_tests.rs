@@ -442,7 +442,7 @@ fn power_lost_at_every_operation_over_two_devices_loses_nothing_durable() {
 
 #[test]
 fn power_lost_at_every_operation_of_shards_that_change_in_count_loses_nothing_durable() {
-    check(&reshards(), 370);
+    check(&reshards(), 340);
 }
 
 #[test]
