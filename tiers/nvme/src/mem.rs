@@ -10,6 +10,7 @@
 
 mod crash;
 mod faults;
+mod guard;
 mod image;
 mod state;
 
@@ -27,6 +28,7 @@ use crate::UNIT;
 use crate::buffer::IoBuffer;
 use crate::device::{BlockDevice, Completion, DeviceInfo, IoBackend};
 use crate::ops::{IoError, IoFuture, IoOutcome, OpTable};
+use guard::Guard;
 use state::{Flight, State, Unflushed};
 
 /// Bytes that a device writes at once whatever happens.
@@ -67,6 +69,7 @@ pub struct MemDevice {
     state: RefCell<State>,
     plan: RefCell<Option<Plan>>,
     watch: RefCell<Option<Watch>>,
+    misuses: RefCell<Vec<String>>,
     counts: Cell<MemCounts>,
     waker: Cell<Option<Waker>>,
     /// Something changed that the driver has to look at.
@@ -107,6 +110,7 @@ impl MemDevice {
             }),
             plan: RefCell::default(),
             watch: RefCell::default(),
+            misuses: RefCell::default(),
             counts: Cell::default(),
             waker: Cell::default(),
             changed: Cell::default(),
@@ -167,10 +171,7 @@ impl MemDevice {
         let aligned = operation.kind == Kind::Flush
             || len > 0 && address.addr().get().is_multiple_of(UNIT as usize);
         assert!(aligned, "{operation:?} at {address:p}");
-        let bytes = match operation.kind {
-            Kind::Write => bytes_at(address, len as usize),
-            Kind::Read | Kind::Flush => Rc::default(),
-        };
+        let bytes = bytes_at(address, len as usize);
         let id = match self.ops.begin(buffer, len, deadline) {
             Ok(id) => id,
             Err(buffer) => {
@@ -180,11 +181,17 @@ impl MemDevice {
                 });
             }
         };
+        let moves = operation.kind != Kind::Flush;
+        let memory = moves.then(|| Guard::take(&operation, address.addr().get()));
+        if memory.as_ref().is_some_and(|(_, taken)| *taken) {
+            self.misuse(&operation, "its memory is another operation's");
+        }
         let mut state = self.state.borrow_mut();
         let flight = Flight {
             id,
             operation,
             bytes,
+            _memory: memory.map(|(guard, _)| guard),
             fault: None,
             due: Some(Nanos::ZERO),
             completed_before: state.writes_completed,
@@ -283,11 +290,11 @@ impl MemDevice {
     }
 }
 
-/// A copy of the memory of an operation that is about to begin.
+/// A copy of the memory of an operation.
 fn bytes_at(address: std::ptr::NonNull<u8>, len: usize) -> Rc<[u8]> {
     let mut bytes = vec![0; len];
-    // SAFETY: `start`, which alone calls this, checked that the operation's memory is at least
-    // that long, and owns it.
+    // SAFETY: `start` checked that the operation's memory is at least that long; it is called
+    // with memory that `start` was given, or that is in the table until the operation completes.
     unsafe { address.copy_to_nonoverlapping(bytes_start(&mut bytes), bytes.len()) };
     Rc::from(bytes)
 }
@@ -367,6 +374,10 @@ impl IoBackend for MemDevice {
                 at.map(|at| state.flying.remove(at))
             };
             let Some(flight) = flight else { continue };
+            let (address, _) = self.ops.range(flight.id);
+            if bytes_at(address, flight.bytes.len()) != flight.bytes {
+                self.misuse(&flight.operation, "its memory was written to");
+            }
             let moved = self.carry_out(&flight);
             self.tell(&flight.operation, Moment::Completed);
             self.ops.complete(flight.id, moved);

@@ -205,3 +205,30 @@ fn read_past_its_memory_is_refused() {
     let device = MemDevice::new(1 << 20);
     drop(device.read(0, 2 * LEN, filled(0, 1), Nanos::MAX));
 }
+
+/// Aim: memory that changes hands while the device has it is noticed, on two devices as on one.
+#[test]
+fn memory_used_by_others_while_an_operation_has_it_is_told() {
+    let region = terrace_slab::RegisteredRegion::allocate(2 * LEN as usize).unwrap();
+    let memory = || IoBuffer::Region(region.clone());
+    let (one, other) = (MemDevice::new(UNIT), MemDevice::new(UNIT));
+    run(&one, one.write(0, LEN, memory(), Nanos::MAX))
+        .result
+        .unwrap();
+    run(&one, one.read(0, LEN, memory(), Nanos::MAX))
+        .result
+        .unwrap();
+    assert_eq!(one.misuses(), Vec::<String>::new());
+    let reading = one.read(0, LEN, memory(), Nanos::MAX);
+    run(&other, other.write(0, LEN, memory(), Nanos::MAX))
+        .result
+        .unwrap();
+    assert_eq!(other.misuses().len(), 1, "{:?}", other.misuses());
+    region.copy_from(&[7]);
+    run(&one, reading).result.unwrap();
+    assert_eq!(one.misuses().len(), 1, "{:?}", one.misuses());
+    let writing = one.write(0, LEN, memory(), Nanos::MAX);
+    region.copy_from(&[8]);
+    run(&one, writing).result.unwrap();
+    assert_eq!(one.misuses().len(), 2, "{:?}", one.misuses());
+}

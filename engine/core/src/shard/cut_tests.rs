@@ -447,7 +447,12 @@ fn power_lost_at_every_operation_of_shards_that_change_in_count_loses_nothing_du
 
 #[test]
 fn power_lost_at_every_operation_of_shards_that_empty_segments_of_others_brings_nothing_back() {
-    check(&squeezes(), 560);
+    // Three shards for each recovery take their time: fewer choices.
+    let (_, cases) = cut_everywhere(&squeezes(), |cut| {
+        let all = subsets(cut);
+        all[..if only_cut().is_some() { all.len() } else { 3 }].to_vec()
+    });
+    assert!(only_cut().is_some() || cases > 300, "{cases} cases");
 }
 
 /// Cuts in which the device just got a structure that begins with `magic`: it is torn at each

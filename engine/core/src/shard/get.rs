@@ -208,10 +208,10 @@ impl Shard {
                     joined = true;
                 }
                 Probe::Below(block) => match self.promote(key, block, options, arrival).await {
-                    Ok(Some(found)) => {
+                    Ok(Some(value)) => {
                         return Lookup::Hit {
                             tier: Tier::Nvme,
-                            value: self.local_pin(found),
+                            value,
                         };
                     }
                     // It is gone, or came up and may not be pinned now: look again.
@@ -376,17 +376,16 @@ impl Shard {
         block: BlockIx,
         options: &GetOptions,
         arrival: Arrival,
-    ) -> Result<Option<Found>, UnavailableReason> {
+    ) -> Result<Option<LocalPin>, UnavailableReason> {
         self.state.borrow_mut().index.record_mut(block).flags |= PROMOTING;
         let (sender, receiver) = futures_channel::oneshot::channel();
         let (shard, key, options) = (Rc::clone(self), key.clone(), *options);
         self.spawn(Box::pin(async move {
             let outcome = shard.read_up(&key, block, &options, arrival).await;
             shard.end_promotion(block);
-            if let Err(Ok(Some(found))) = sender.send(outcome) {
-                // Nobody waits any more: the pin made for them goes back.
-                shard.state.borrow_mut().unpin(found.block);
-            }
+            // Whoever waits may go away before it takes the answer: the pin goes back by itself.
+            let pinned = outcome.map(|found| found.map(|found| shard.local_pin(found)));
+            let _ = sender.send(pinned);
         }));
         receiver
             .await

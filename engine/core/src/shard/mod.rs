@@ -557,6 +557,8 @@ impl State {
 }
 
 #[cfg(test)]
+mod cancel_tests;
+#[cfg(test)]
 mod crash_model;
 #[cfg(test)]
 mod crash_tests;

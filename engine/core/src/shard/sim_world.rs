@@ -411,6 +411,14 @@ impl World {
         futures_lite::future::or(call, late).await
     }
 
+    /// Checks that nobody else used memory that an operation had.
+    pub(super) fn check_memory(&self, context: &str) {
+        for device in &self.devices {
+            let misuses = device.misuses();
+            assert!(misuses.is_empty(), "{context}: {misuses:?}");
+        }
+    }
+
     /// Checks all that must hold when nobody calls any more.
     pub(super) fn check_idle(&self, context: &str) {
         assert!(!self.shard.is_fenced(), "{context}: a task panicked");
@@ -422,6 +430,7 @@ impl World {
             "{context}"
         );
         assert_eq!(self.in_flight(), 0, "{context}");
+        self.check_memory(context);
         let state = self.shard.state.borrow();
         assert_eq!((state.demoting, state.room_waiters), (0, 0), "{context}");
         assert!(state.leaving.is_empty() && state.promotions.is_empty());

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use terrace_types::Nanos;
 
 use super::faults::{Fault, Operation};
+use super::guard::Guard;
 use super::image::{MemImage, Unit};
 use crate::UNIT;
 use crate::ops::OpId;
@@ -13,8 +14,10 @@ use crate::ops::OpId;
 pub(super) struct Flight {
     pub(super) id: OpId,
     pub(super) operation: Operation,
-    /// What a write was given to be written.
+    /// What the operation's memory held when it was asked for: a write writes it.
     pub(super) bytes: Rc<[u8]>,
+    /// Gives the memory back with the flight.
+    pub(super) _memory: Option<Guard>,
     pub(super) fault: Option<Fault>,
     /// `None` while it is stuck.
     pub(super) due: Option<Nanos>,
