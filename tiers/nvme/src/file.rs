@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use content::Content;
+#[cfg(any(test, fuzzing))]
+pub(crate) use content::judge;
 pub use errors::OpenError;
 
 use crate::UNIT;

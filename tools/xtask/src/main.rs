@@ -11,6 +11,8 @@
 
 mod ci;
 mod demo;
+mod fuzz;
+mod nightly;
 mod process;
 mod setup;
 mod steps;
@@ -28,10 +30,12 @@ cargo xtask <command>
 
   demo             set up, build, replay 1,000 requests through the engine, print the table
   test             set up, then every test, doc test, example and small bench run
-  ci               what CI runs: fmt, clippy, tidy, test, doc, deny, readme
+  ci               what CI runs: fmt, clippy, tidy, test, doc, deny, fuzz, readme
   tidy             the rules of docs/style.md that a program can check
   setup [--check]  find what build and tests need; install it as root, else print the command
                    (--check changes nothing)
+  fuzz [TARGET] [--seconds N] [--keep] [--list]
+                   run fuzz targets, 60 s each; --keep adds to fuzz/corpus what adds coverage
   help             this text
 ";
 
@@ -43,6 +47,7 @@ enum Task {
     Ci,
     Tidy,
     Setup { check_only: bool },
+    Fuzz(fuzz::Options),
     Help,
 }
 
@@ -55,6 +60,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         ["tidy"] => Ok(Task::Tidy),
         ["setup"] => Ok(Task::Setup { check_only: false }),
         ["setup", "--check"] => Ok(Task::Setup { check_only: true }),
+        ["fuzz", rest @ ..] => fuzz::Options::parse(rest).map(Task::Fuzz),
         [] | ["help" | "--help" | "-h"] => Ok(Task::Help),
         ["setup", other, ..] => Err(format!("setup takes --check or nothing, not `{other}`")),
         [
@@ -65,7 +71,8 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
             "{known} takes no arguments, but was given `{other}`"
         )),
         [unknown, ..] => Err(format!(
-            "there is no command `{unknown}`; the commands are demo, test, ci, tidy, setup, help"
+            "there is no command `{unknown}`; the commands are demo, test, ci, tidy, setup, \
+             fuzz, help"
         )),
     }
 }
@@ -83,6 +90,7 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Task::Ci => ci::run(&workspace),
         Task::Tidy => tidy::run(&workspace),
         Task::Setup { check_only } => setup::run(check_only).map(Reserved::keep),
+        Task::Fuzz(options) => fuzz::run(&workspace, &options),
         Task::Help => Ok(()),
     }
 }
@@ -122,13 +130,19 @@ mod tests {
             parse_line("setup --check"),
             Ok(Task::Setup { check_only: true })
         );
+        assert_eq!(
+            parse_line("fuzz --list"),
+            fuzz::Options::parse(&["--list"]).map(Task::Fuzz)
+        );
         assert_eq!(parse_line(""), Ok(Task::Help));
     }
 
     #[test]
     fn parse_unknown_command_lists_all_commands() {
         let message = parse_line("tset").unwrap_err();
-        for command in ["`tset`", "demo", "test", "ci", "tidy", "setup", "help"] {
+        for command in [
+            "`tset`", "demo", "test", "ci", "tidy", "setup", "fuzz", "help",
+        ] {
             assert!(message.contains(command), "{message}");
         }
     }

@@ -68,7 +68,8 @@ pub(super) fn look(path: &Path, file: &File, len: u64) -> Result<Content, OpenEr
     Ok(judge(head.bytes(), tail.bytes()))
 }
 
-fn judge(head: &[u8], tail: &[u8]) -> Content {
+/// Judges by the first bytes of a device and its last.
+pub(crate) fn judge(head: &[u8], tail: &[u8]) -> Content {
     let has = |offset: usize, mark: &[u8]| head.get(offset..offset + mark.len()) == Some(mark);
     if SUPERBLOCKS.iter().any(|offset| has(*offset, MAGIC)) {
         return Content::Ours;
