@@ -3,6 +3,8 @@
 use std::fs;
 
 use crate::fuzz;
+use crate::miri;
+use crate::nightly;
 use crate::process;
 use crate::steps::{Done, Steps};
 use crate::suite;
@@ -55,6 +57,10 @@ fn run_steps(workspace: &Workspace, steps: &mut Steps) -> Result<(), String> {
         } else {
             Ok(Done::Skipped("cargo-deny is not installed".to_owned()))
         }
+    })?;
+    steps.run("miri", || match nightly::missing_miri(workspace) {
+        None => miri::run(workspace).map(|()| Done::Passed),
+        Some(missing) => Ok(Done::Skipped(missing)),
     })?;
     steps.run("fuzz", || match fuzz::missing(workspace) {
         None => fuzz::run_all(workspace, FUZZ_SECONDS).map(|()| Done::Passed),

@@ -12,6 +12,7 @@
 mod ci;
 mod demo;
 mod fuzz;
+mod miri;
 mod nightly;
 mod process;
 mod setup;
@@ -30,12 +31,13 @@ cargo xtask <command>
 
   demo             set up, build, replay 1,000 requests through the engine, print the table
   test             set up, then every test, doc test, example and small bench run
-  ci               what CI runs: fmt, clippy, tidy, test, doc, deny, fuzz, readme
+  ci               what CI runs: fmt, clippy, tidy, test, doc, deny, miri, fuzz, readme
   tidy             the rules of docs/style.md that a program can check
   setup [--check]  find what build and tests need; install it as root, else print the command
                    (--check changes nothing)
   fuzz [TARGET] [--seconds N] [--keep] [--list]
                    run fuzz targets, 60 s each; --keep adds to fuzz/corpus what adds coverage
+  miri             the tests that Miri can run
   help             this text
 ";
 
@@ -48,6 +50,7 @@ enum Task {
     Tidy,
     Setup { check_only: bool },
     Fuzz(fuzz::Options),
+    Miri,
     Help,
 }
 
@@ -61,10 +64,11 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         ["setup"] => Ok(Task::Setup { check_only: false }),
         ["setup", "--check"] => Ok(Task::Setup { check_only: true }),
         ["fuzz", rest @ ..] => fuzz::Options::parse(rest).map(Task::Fuzz),
+        ["miri"] => Ok(Task::Miri),
         [] | ["help" | "--help" | "-h"] => Ok(Task::Help),
         ["setup", other, ..] => Err(format!("setup takes --check or nothing, not `{other}`")),
         [
-            known @ ("demo" | "test" | "ci" | "tidy" | "help"),
+            known @ ("demo" | "test" | "ci" | "tidy" | "miri" | "help"),
             other,
             ..,
         ] => Err(format!(
@@ -72,7 +76,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         )),
         [unknown, ..] => Err(format!(
             "there is no command `{unknown}`; the commands are demo, test, ci, tidy, setup, \
-             fuzz, help"
+             fuzz, miri, help"
         )),
     }
 }
@@ -91,6 +95,7 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Task::Tidy => tidy::run(&workspace),
         Task::Setup { check_only } => setup::run(check_only).map(Reserved::keep),
         Task::Fuzz(options) => fuzz::run(&workspace, &options),
+        Task::Miri => miri::run(&workspace),
         Task::Help => Ok(()),
     }
 }
@@ -130,6 +135,7 @@ mod tests {
             parse_line("setup --check"),
             Ok(Task::Setup { check_only: true })
         );
+        assert_eq!(parse_line("miri"), Ok(Task::Miri));
         assert_eq!(
             parse_line("fuzz --list"),
             fuzz::Options::parse(&["--list"]).map(Task::Fuzz)
@@ -141,7 +147,7 @@ mod tests {
     fn parse_unknown_command_lists_all_commands() {
         let message = parse_line("tset").unwrap_err();
         for command in [
-            "`tset`", "demo", "test", "ci", "tidy", "setup", "fuzz", "help",
+            "`tset`", "demo", "test", "ci", "tidy", "setup", "fuzz", "miri", "help",
         ] {
             assert!(message.contains(command), "{message}");
         }
