@@ -9,6 +9,7 @@
     reason = "a command-line tool reports on standard output"
 )]
 
+mod asan;
 mod ci;
 mod demo;
 mod fuzz;
@@ -38,6 +39,7 @@ cargo xtask <command>
   fuzz [TARGET] [--seconds N] [--keep] [--list]
                    run fuzz targets, 60 s each; --keep adds to fuzz/corpus what adds coverage
   miri             the tests that Miri can run
+  asan [PACKAGE]   tests of the crates with unsafe code under AddressSanitizer
   help             this text
 ";
 
@@ -51,6 +53,7 @@ enum Task {
     Setup { check_only: bool },
     Fuzz(fuzz::Options),
     Miri,
+    Asan { package: Option<String> },
     Help,
 }
 
@@ -65,7 +68,12 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         ["setup", "--check"] => Ok(Task::Setup { check_only: true }),
         ["fuzz", rest @ ..] => fuzz::Options::parse(rest).map(Task::Fuzz),
         ["miri"] => Ok(Task::Miri),
+        ["asan"] => Ok(Task::Asan { package: None }),
+        ["asan", package] => Ok(Task::Asan {
+            package: Some((*package).to_owned()),
+        }),
         [] | ["help" | "--help" | "-h"] => Ok(Task::Help),
+        ["asan", _, other, ..] => Err(format!("asan takes one package, not also `{other}`")),
         ["setup", other, ..] => Err(format!("setup takes --check or nothing, not `{other}`")),
         [
             known @ ("demo" | "test" | "ci" | "tidy" | "miri" | "help"),
@@ -76,7 +84,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         )),
         [unknown, ..] => Err(format!(
             "there is no command `{unknown}`; the commands are demo, test, ci, tidy, setup, \
-             fuzz, miri, help"
+             fuzz, miri, asan, help"
         )),
     }
 }
@@ -96,6 +104,7 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Task::Setup { check_only } => setup::run(check_only).map(Reserved::keep),
         Task::Fuzz(options) => fuzz::run(&workspace, &options),
         Task::Miri => miri::run(&workspace),
+        Task::Asan { package } => asan::run(&workspace, package.as_deref()),
         Task::Help => Ok(()),
     }
 }
@@ -140,6 +149,9 @@ mod tests {
             parse_line("fuzz --list"),
             fuzz::Options::parse(&["--list"]).map(Task::Fuzz)
         );
+        let package = Some("x".to_owned());
+        assert_eq!(parse_line("asan x"), Ok(Task::Asan { package }));
+        assert_eq!(parse_line("asan"), Ok(Task::Asan { package: None }));
         assert_eq!(parse_line(""), Ok(Task::Help));
     }
 
@@ -147,7 +159,7 @@ mod tests {
     fn parse_unknown_command_lists_all_commands() {
         let message = parse_line("tset").unwrap_err();
         for command in [
-            "`tset`", "demo", "test", "ci", "tidy", "setup", "fuzz", "miri", "help",
+            "`tset`", "demo", "test", "ci", "tidy", "setup", "fuzz", "miri", "asan", "help",
         ] {
             assert!(message.contains(command), "{message}");
         }
@@ -161,5 +173,6 @@ mod tests {
                 .contains("`--chekc`")
         );
         assert!(parse_line("test fast").unwrap_err().contains("`fast`"));
+        assert!(parse_line("asan x y").unwrap_err().contains("`y`"));
     }
 }
