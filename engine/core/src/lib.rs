@@ -24,6 +24,9 @@ mod config;
 mod engine;
 mod error;
 mod events;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod index;
 mod namespaces;
 pub mod policy;

@@ -14,6 +14,9 @@ mod device;
 #[expect(unsafe_code, reason = "questions to the kernel that no safe call asks")]
 pub mod file;
 pub mod format;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 #[expect(
     unsafe_code,
     reason = "the memory of an operation is known by its address"

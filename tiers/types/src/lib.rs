@@ -7,6 +7,9 @@
 
 pub mod checksum;
 pub mod clock;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hint;
 pub mod key;
 pub mod limits;

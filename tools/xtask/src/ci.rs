@@ -2,11 +2,17 @@
 
 use std::fs;
 
+use crate::fuzz;
+use crate::miri;
+use crate::nightly;
 use crate::process;
 use crate::steps::{Done, Steps};
 use crate::suite;
 use crate::tidy;
 use crate::workspace::Workspace;
+
+/// How long CI fuzzes, all targets together, in seconds.
+const FUZZ_SECONDS: u32 = 60;
 
 /// The commands a reader of the README must be able to copy.
 const README_COMMANDS: [&str; 2] = ["cargo xtask demo", "cargo xtask test"];
@@ -51,6 +57,14 @@ fn run_steps(workspace: &Workspace, steps: &mut Steps) -> Result<(), String> {
         } else {
             Ok(Done::Skipped("cargo-deny is not installed".to_owned()))
         }
+    })?;
+    steps.run("miri", || match nightly::missing_miri(workspace) {
+        None => miri::run(workspace).map(|()| Done::Passed),
+        Some(missing) => Ok(Done::Skipped(missing)),
+    })?;
+    steps.run("fuzz", || match fuzz::missing(workspace) {
+        None => fuzz::run_all(workspace, FUZZ_SECONDS).map(|()| Done::Passed),
+        Some(missing) => Ok(Done::Skipped(missing)),
     })?;
     steps.run("readme", || {
         let readme = fs::read_to_string(workspace.root().join("README.md"))

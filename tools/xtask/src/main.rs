@@ -9,8 +9,12 @@
     reason = "a command-line tool reports on standard output"
 )]
 
+mod asan;
 mod ci;
 mod demo;
+mod fuzz;
+mod miri;
+mod nightly;
 mod planted;
 mod process;
 mod setup;
@@ -29,11 +33,15 @@ cargo xtask <command>
 
   demo             set up, build, replay 1,000 requests through the engine, print the table
   test             set up, then every test, doc test, example and small bench run
-  ci               what CI runs: fmt, clippy, tidy, test, doc, deny, readme
+  ci               what CI runs: fmt, clippy, tidy, test, doc, deny, miri, fuzz, readme
   planted [NAME]   plant known bugs, one at a time: the tests have to find each
   tidy             the rules of docs/style.md that a program can check
   setup [--check]  find what build and tests need; install it as root, else print the command
                    (--check changes nothing)
+  fuzz [TARGET] [--seconds N] [--keep] [--list]
+                   run fuzz targets, 60 s each; --keep adds to fuzz/corpus what adds coverage
+  miri             the tests that Miri can run
+  asan [PACKAGE]   tests of the crates with unsafe code under AddressSanitizer
   help             this text
 ";
 
@@ -46,6 +54,9 @@ enum Task {
     Planted { only: Option<String> },
     Tidy,
     Setup { check_only: bool },
+    Fuzz(fuzz::Options),
+    Miri,
+    Asan { package: Option<String> },
     Help,
 }
 
@@ -62,17 +73,26 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         ["tidy"] => Ok(Task::Tidy),
         ["setup"] => Ok(Task::Setup { check_only: false }),
         ["setup", "--check"] => Ok(Task::Setup { check_only: true }),
+        ["fuzz", rest @ ..] => fuzz::Options::parse(rest).map(Task::Fuzz),
+        ["miri"] => Ok(Task::Miri),
+        ["asan"] => Ok(Task::Asan { package: None }),
+        ["asan", package] => Ok(Task::Asan {
+            package: Some((*package).to_owned()),
+        }),
         [] | ["help" | "--help" | "-h"] => Ok(Task::Help),
+        ["asan", _, other, ..] => Err(format!("asan takes one package, not also `{other}`")),
+        ["planted", _, other, ..] => Err(format!("planted takes one name, not also `{other}`")),
         ["setup", other, ..] => Err(format!("setup takes --check or nothing, not `{other}`")),
         [
-            known @ ("demo" | "test" | "ci" | "tidy" | "help"),
+            known @ ("demo" | "test" | "ci" | "tidy" | "miri" | "help"),
             other,
             ..,
         ] => Err(format!(
             "{known} takes no arguments, but was given `{other}`"
         )),
         [unknown, ..] => Err(format!(
-            "there is no command `{unknown}`; the commands are demo, test, ci, planted, tidy, setup, help"
+            "there is no command `{unknown}`; the commands are demo, test, ci, tidy, setup, \
+             planted, fuzz, miri, asan, help"
         )),
     }
 }
@@ -91,6 +111,9 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Task::Planted { only } => planted::run(&workspace, only.as_deref()),
         Task::Tidy => tidy::run(&workspace),
         Task::Setup { check_only } => setup::run(check_only).map(Reserved::keep),
+        Task::Fuzz(options) => fuzz::run(&workspace, &options),
+        Task::Miri => miri::run(&workspace),
+        Task::Asan { package } => asan::run(&workspace, package.as_deref()),
         Task::Help => Ok(()),
     }
 }
@@ -130,6 +153,14 @@ mod tests {
             parse_line("setup --check"),
             Ok(Task::Setup { check_only: true })
         );
+        assert_eq!(parse_line("miri"), Ok(Task::Miri));
+        assert_eq!(
+            parse_line("fuzz --list"),
+            fuzz::Options::parse(&["--list"]).map(Task::Fuzz)
+        );
+        let package = Some("x".to_owned());
+        assert_eq!(parse_line("asan x"), Ok(Task::Asan { package }));
+        assert_eq!(parse_line("asan"), Ok(Task::Asan { package: None }));
         assert_eq!(parse_line(""), Ok(Task::Help));
     }
 
@@ -137,7 +168,8 @@ mod tests {
     fn parse_unknown_command_lists_all_commands() {
         let message = parse_line("tset").unwrap_err();
         for command in [
-            "`tset`", "demo", "test", "ci", "planted", "tidy", "setup", "help",
+            "`tset`", "demo", "test", "ci", "tidy", "setup", "planted", "fuzz", "miri", "asan",
+            "help",
         ] {
             assert!(message.contains(command), "{message}");
         }
@@ -151,5 +183,6 @@ mod tests {
                 .contains("`--chekc`")
         );
         assert!(parse_line("test fast").unwrap_err().contains("`fast`"));
+        assert!(parse_line("asan x y").unwrap_err().contains("`y`"));
     }
 }

@@ -27,6 +27,12 @@ pub(crate) fn first_line(command: &mut Command) -> Option<String> {
     Some(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
+/// Whether a command can be started and succeeds; its output is not shown.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    let output = command.stdin(Stdio::null()).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
 /// The command as one would type it, the program without its folder.
 fn command_line(command: &Command) -> String {
     let program = command.get_program().to_string_lossy();

@@ -52,7 +52,7 @@ pub(crate) fn run_in(workspace: &Workspace, steps: &mut Steps, prefix: &str) -> 
     let package = workspace
         .package_name(EXAMPLES_OF)
         .ok_or_else(|| format!("{EXAMPLES_OF}/Cargo.toml names no package"))?;
-    for example in examples(&workspace.root().join(EXAMPLES_OF).join("examples"))? {
+    for example in programs(&workspace.root().join(EXAMPLES_OF).join("examples"))? {
         steps.run(&format!("{prefix}example {example}"), || {
             cargo(&[
                 "run",
@@ -68,22 +68,22 @@ pub(crate) fn run_in(workspace: &Workspace, steps: &mut Steps, prefix: &str) -> 
     Ok(())
 }
 
-/// The names of the examples in a folder, sorted: `name.rs` or `name/main.rs`. No folder is an
-/// error: the examples are part of what is tested, and would else vanish in silence.
-fn examples(folder: &Path) -> Result<Vec<String>, String> {
+/// The names of the programs in a folder, sorted: `name.rs` or `name/main.rs`. No folder is an
+/// error: they are part of what is tested, and would else vanish in silence.
+pub(crate) fn programs(folder: &Path) -> Result<Vec<String>, String> {
     let context = |error| format!("read {}: {error}", folder.display());
     let mut names = Vec::new();
     for item in fs::read_dir(folder).map_err(context)? {
         let path = item.map_err(context)?.path();
-        let is_example = path.extension().is_some_and(|extension| extension == "rs")
+        let is_program = path.extension().is_some_and(|extension| extension == "rs")
             || path.join("main.rs").is_file();
-        if let (true, Some(stem)) = (is_example, path.file_stem()) {
+        if let (true, Some(stem)) = (is_program, path.file_stem()) {
             names.push(stem.to_string_lossy().into_owned());
         }
     }
     names.sort();
     if names.is_empty() {
-        return Err(format!("{} has no examples", folder.display()));
+        return Err(format!("{} has no programs", folder.display()));
     }
     Ok(names)
 }
@@ -94,23 +94,23 @@ mod tests {
     use crate::tidy::tree::scratch::ScratchFolder;
 
     #[test]
-    fn examples_files_and_folders_are_listed_sorted() {
+    fn programs_files_and_folders_are_listed_sorted() {
         let scratch = ScratchFolder::new("examples");
         scratch.write("put_get.rs", "");
         scratch.write("custom/main.rs", "");
         scratch.write("shared/part.rs", "");
         scratch.write("notes.md", "");
-        assert_eq!(examples(scratch.path()).unwrap(), ["custom", "put_get"]);
+        assert_eq!(programs(scratch.path()).unwrap(), ["custom", "put_get"]);
     }
 
     #[test]
-    fn examples_missing_or_empty_folder_is_an_error() {
+    fn programs_missing_or_empty_folder_is_an_error() {
         let scratch = ScratchFolder::new("no-examples");
-        assert!(examples(&scratch.path().join("missing")).is_err());
+        assert!(programs(&scratch.path().join("missing")).is_err());
         assert!(
-            examples(scratch.path())
+            programs(scratch.path())
                 .unwrap_err()
-                .contains("no examples")
+                .contains("no programs")
         );
     }
 }

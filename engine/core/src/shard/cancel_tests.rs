@@ -75,6 +75,7 @@ fn spec() -> Spec {
         keep_all: true,
         write_mode: WriteMode::Back,
         io_deadline: Duration::from_millis(500),
+        absent: false,
     }
 }
 

@@ -56,6 +56,8 @@ pub(crate) use get::Arrival;
 pub use get::{GetOptions, LocalPin, Placement, TryGet};
 pub use lease::{Descriptor, Lease, LeaseId};
 pub use persist::PersistReport;
+#[cfg(any(test, fuzzing))]
+pub(crate) use persist::checkpoint_again;
 pub use put::{Durability, PutOptions, Reservation};
 pub use recover::RecoveryReport;
 pub(crate) use serve::{Job, serve};

@@ -364,6 +364,12 @@ fn decode(payload: &[u8]) -> Option<Vec<Item>> {
     list.chunks(ITEM_LEN).map(item).collect()
 }
 
+/// The count of blocks of a payload, and the payload that they make; `None` as for [`decode`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn checkpoint_again(payload: &[u8]) -> Option<(usize, Vec<u8>)> {
+    decode(payload).map(|items| (items.len(), encode(&items)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

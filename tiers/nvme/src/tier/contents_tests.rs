@@ -158,7 +158,7 @@ impl World {
         let mut builder = FrameBuilder::new(UNIT as u32, &identity, place, self.frames);
         let mut payloads = Vec::new();
         for item in &frame.items {
-            let number = self.bytes.len() as u64 + builder.entry_count() as u64;
+            let number = self.bytes.len() as u64 + u64::from(builder.entry_count());
             let (len, is_damaged) = item.unwrap_or_default();
             let mut payload = vec![number as u8; len as usize];
             let key = key(number);
@@ -177,7 +177,7 @@ impl World {
             if is_damaged {
                 payload[len as usize - 1] ^= 1;
             }
-            payload.resize((units_of(u64::from(len)) as u64 * UNIT) as usize, 0);
+            payload.resize(payload.len().next_multiple_of(UNIT as usize), 0);
             payloads.extend(payload);
             if frame.state != State::Old {
                 listed.push(&entry);

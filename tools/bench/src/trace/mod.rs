@@ -19,6 +19,9 @@ mod cache2k;
 mod decompress;
 mod error;
 mod format;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod limits;
 mod lines;
 mod lirs;

@@ -51,7 +51,7 @@ const ORDER: [(&str, &[&str]); 10] = [
     ("terrace-catalog", &["terrace-types", "terrace-wire"]),
 ];
 
-const FREE: [&str; 2] = ["tools/", "benches"];
+const FREE: [&str; 3] = ["tools/", "benches", "fuzz"];
 
 /// The one crate that names the executor; the others go through its traits, so that they run
 /// on virtual time too.
