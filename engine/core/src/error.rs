@@ -7,7 +7,7 @@ use terrace_nvme::set::SetError;
 use terrace_nvme::tier::TierError;
 use terrace_nvme::uring::RingError;
 use terrace_runtime::executor::ExecutorError;
-use terrace_slab::{ArenaError, HugeVecError, RegionError};
+use terrace_slab::{ArenaError, HugeVecError};
 use terrace_types::KeyError;
 use terrace_types::limits::NAMESPACES_MAX;
 
@@ -28,19 +28,19 @@ pub enum Error {
         limit: String,
     },
     /// A shard's memory is not to be had.
-    #[error("open shard {shard}: {source}")]
+    #[error("open shard {shard}: {cause}")]
     Arena {
         /// The shard's number.
         shard: usize,
         /// What failed.
-        source: ArenaError,
+        cause: ArenaError,
     },
     /// A shard's thread did not start.
     #[error(transparent)]
     Executor(#[from] ExecutorError),
     /// Address space for the index is not to be had.
     #[error("open the index: {0}")]
-    Index(#[from] HugeVecError),
+    Index(HugeVecError),
     /// The policy could not be made.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -56,9 +56,6 @@ pub enum Error {
         /// The name that was to be added.
         name: String,
     },
-    /// Caller memory could not be registered.
-    #[error(transparent)]
-    Region(#[from] RegionError),
     /// A shard ended while it was being opened.
     #[error("open shard {shard}: {why}")]
     ShardStart {
@@ -85,12 +82,12 @@ pub enum Error {
         what: String,
     },
     /// What a device held could not be taken away.
-    #[error("format {}: {source}", path.display())]
+    #[error("format {}: {cause}", path.display())]
     Wipe {
         /// The device.
         path: PathBuf,
         /// What the operating system said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// A device that has to be polled cannot be.
     #[error("nvme.io_poll is required, and {device} cannot be polled: {why}")]
@@ -101,27 +98,27 @@ pub enum Error {
         why: String,
     },
     /// The kernel refused a shard's ring.
-    #[error("open shard {shard}: {source}")]
+    #[error("open shard {shard}: {cause}")]
     Ring {
         /// The shard's number.
         shard: usize,
         /// What failed.
-        source: RingError,
+        cause: RingError,
     },
     /// A shard's tier could not be made.
-    #[error("open shard {shard}: {source}")]
+    #[error("open shard {shard}: {cause}")]
     Tier {
         /// The shard's number.
         shard: usize,
         /// What failed.
-        source: TierError,
+        cause: TierError,
     },
-    /// There is no shard of that number.
-    #[error("there is no shard {shard}; the engine has {count}")]
-    NoSuchShard {
-        /// The number asked for.
-        shard: usize,
-        /// Shards there are.
-        count: usize,
-    },
+}
+
+// By hand: `#[from]` would make the cause a source as well, and whoever prints the chain would
+// say it twice.
+impl From<HugeVecError> for Error {
+    fn from(cause: HugeVecError) -> Self {
+        Self::Index(cause)
+    }
 }

@@ -34,6 +34,9 @@ const GLOMMIO_RING_DEPTH: usize = 128;
 /// 100 ms would let a busy mailbox delay a device completion by as much.
 const PREEMPT_INTERVAL: Duration = Duration::from_millis(1);
 
+/// How long a wait lasts that cannot be told of its eventfd, for want of descriptors.
+const EVENTFD_PAUSE: Duration = Duration::from_millis(10);
+
 /// Why a shard's thread could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -343,6 +346,8 @@ impl Runtime for GlommioRuntime {
             };
             if let Err(error) = read {
                 tracing::error!(error, "wait for an eventfd");
+                // Who waits in a loop must not keep the thread: it looks again a little later.
+                Timer::new(EVENTFD_PAUSE).await;
             }
         }
         .boxed_local()

@@ -253,10 +253,7 @@ fn open_disk(spec: &DeviceSpec) -> Result<OpenedDevice, OpenError> {
     let file = open_existing(path, libc::O_DIRECT | libc::O_EXCL).map_err(name_holder)?;
     lock(path, &file)?;
     let (bytes, sector) = prepare::disk_geometry(path, &file)?;
-    if sector != 512 && u64::from(sector) != UNIT {
-        let path = path.clone();
-        return Err(OpenError::Sector { path, sector });
-    }
+    prepare::check_sector(path, sector)?;
     let len = bytes / UNIT * UNIT;
     check_len(spec, len)?;
     if len == 0 {

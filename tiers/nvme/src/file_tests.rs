@@ -142,3 +142,31 @@ fn open_device_without_direct_io_is_refused() {
         }
     }
 }
+
+/// Aim: units that do not fit ours are refused in words, whichever disks are at hand.
+#[test]
+fn device_with_unfit_units_is_refused() {
+    let path = Path::new("/nowhere/device");
+    let refused = |memory, offset| {
+        let outcome = prepare::check_alignment(path, memory, offset);
+        outcome.unwrap_err().to_string()
+    };
+    assert!(refused(0, 0).contains("no direct I/O"));
+    for (memory, offset) in [(8192, 512), (4, 16_384), (4, 3000)] {
+        let text = refused(memory, offset);
+        let told = format!("multiples of {memory} and offsets at multiples of {offset}");
+        assert!(text.contains(&told), "{text}");
+    }
+    for align in [1, 4, 512, 4096] {
+        assert!(prepare::check_alignment(path, align, align).is_ok());
+    }
+    for sector in [0, 256, 1024, 2048, 8192] {
+        let text = prepare::check_sector(path, sector).unwrap_err().to_string();
+        assert!(
+            text.contains(&format!("sectors of {sector} bytes")),
+            "{text}"
+        );
+    }
+    assert!(prepare::check_sector(path, 512).is_ok());
+    assert!(prepare::check_sector(path, 4096).is_ok());
+}

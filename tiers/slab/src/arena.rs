@@ -83,14 +83,14 @@ pub enum ArenaError {
         suggested: u64,
     },
     /// The operating system refused a step.
-    #[error("{op} an arena of {len} bytes: {source}")]
+    #[error("{op} an arena of {len} bytes: {cause}")]
     Os {
         /// What was tried.
         op: &'static str,
         /// The arena's length in bytes.
         len: u64,
         /// What the operating system said.
-        source: nix::Error,
+        cause: nix::Error,
     },
 }
 
@@ -197,7 +197,7 @@ impl Arena {
     }
 
     fn map(len: u64, huge: MFdFlags, backing: Backing) -> Result<Self, ArenaError> {
-        let os = |op| move |source| ArenaError::Os { op, len, source };
+        let os = |op| move |cause| ArenaError::Os { op, len, cause };
         let memfd = memfd_create(c"terrace-arena", MFdFlags::MFD_CLOEXEC | huge)
             .map_err(os("create the memfd of"))?;
         nix::unistd::ftruncate(&memfd, i64::try_from(len).unwrap_or(i64::MAX))
@@ -218,10 +218,10 @@ impl Arena {
 
     fn prepare(&self, config: &ArenaConfig) -> Result<(), ArenaError> {
         let os = |op| {
-            move |source| ArenaError::Os {
+            move |cause| ArenaError::Os {
                 op,
                 len: self.len,
-                source,
+                cause,
             }
         };
         // A child that inherits gigabytes by fork, or a core file full of slots, helps no one.

@@ -19,12 +19,12 @@ use terrace_types::limits::HUGEPAGE_LEN;
 
 /// Address space could not be reserved.
 #[derive(Debug, thiserror::Error)]
-#[error("reserve {len} bytes of address space: {source}")]
+#[error("reserve {len} bytes of address space: {cause}")]
 pub struct HugeVecError {
     /// Bytes asked for.
     pub len: u64,
     /// What the operating system said.
-    pub source: nix::Error,
+    pub cause: nix::Error,
 }
 
 /// See the module's text.
@@ -57,11 +57,11 @@ impl<T: Zeroable + Copy> HugeVec<T> {
             .and_then(NonZeroUsize::new)
             .ok_or(HugeVecError {
                 len: u64::MAX,
-                source: nix::Error::ENOMEM,
+                cause: nix::Error::ENOMEM,
             })?;
-        let failed = |source| HugeVecError {
+        let failed = |cause| HugeVecError {
             len: reserved.get() as u64,
-            source,
+            cause,
         };
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;

@@ -32,14 +32,14 @@ pub enum RegionError {
         len: usize,
     },
     /// The operating system refused a step.
-    #[error("{op} a region of {len} bytes: {source}")]
+    #[error("{op} a region of {len} bytes: {cause}")]
     Os {
         /// What was tried.
         op: &'static str,
         /// Length of the region in bytes.
         len: usize,
         /// What the operating system said.
-        source: nix::Error,
+        cause: nix::Error,
     },
 }
 
@@ -79,7 +79,7 @@ impl RegisteredRegion {
     /// # Errors
     /// [`RegionError`] when `len` is 0 or the operating system refuses.
     pub fn allocate(len: usize) -> Result<Self, RegionError> {
-        let os = |op| move |source| RegionError::Os { op, len, source };
+        let os = |op| move |cause| RegionError::Os { op, len, cause };
         let memfd = memfd_create(c"terrace-region", MFdFlags::MFD_CLOEXEC).map_err(os("create"))?;
         nix::unistd::ftruncate(&memfd, i64::try_from(len).unwrap_or(i64::MAX))
             .map_err(os("set the length of"))?;
@@ -91,7 +91,7 @@ impl RegisteredRegion {
     /// # Errors
     /// [`RegionError`] when `len` is 0, longer than the file, or the mapping is refused.
     pub fn map(memory: OwnedFd, len: usize) -> Result<Self, RegionError> {
-        let os = |op| move |source| RegionError::Os { op, len, source };
+        let os = |op| move |cause| RegionError::Os { op, len, cause };
         let map_len = std::num::NonZeroUsize::new(len).ok_or(RegionError::Empty)?;
         let file_len = nix::sys::stat::fstat(&memory)
             .map_err(os("read the length of"))?

@@ -146,8 +146,6 @@ pub enum UnavailableReason {
     NoRoom,
     /// The tier that holds the block failed or did not answer within its deadline.
     TierFailed,
-    /// The shard's mailbox stayed full for the bounded wait.
-    Overloaded,
     /// The key's namespace belongs to another engine.
     ForeignNamespace,
 }
@@ -160,7 +158,6 @@ impl fmt::Display for UnavailableReason {
             Self::PinLimit => "the bound on pinned bytes is reached",
             Self::NoRoom => "no room in DRAM within the bounded wait",
             Self::TierFailed => "the tier that holds the block failed",
-            Self::Overloaded => "the shard's mailbox is full",
             Self::ForeignNamespace => "the namespace belongs to another engine",
         })
     }

@@ -65,24 +65,24 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// The operating system refused a step.
-    #[error("{op} {}: {source}", .path.display())]
+    #[error("{op} {}: {cause}", .path.display())]
     Os {
         /// Where.
         path: PathBuf,
         /// What was tried.
         op: &'static str,
         /// What the operating system said.
-        source: io::Error,
+        cause: io::Error,
     },
 }
 
 impl OpenError {
-    fn os(path: &Path, op: &'static str, source: io::Error) -> Self {
+    fn os(path: &Path, op: &'static str, cause: io::Error) -> Self {
         let path = path.to_owned();
-        match source.kind() {
+        match cause.kind() {
             io::ErrorKind::NotFound => Self::Missing { path },
             io::ErrorKind::PermissionDenied => Self::Permission { path },
-            _ => Self::Os { path, op, source },
+            _ => Self::Os { path, op, cause },
         }
     }
 }

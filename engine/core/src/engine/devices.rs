@@ -201,9 +201,9 @@ fn open_one(nvme: &NvmeConfig, path: &Path) -> Result<OpenedDevice, Error> {
             });
         }
         tracing::warn!(path = %path.display(), what, "formatting a device that held something");
-        wipe(&device).map_err(|source| Error::Wipe {
+        wipe(&device).map_err(|cause| Error::Wipe {
             path: path.to_owned(),
-            source,
+            cause,
         })?;
     }
     Ok(device)
@@ -282,9 +282,9 @@ impl ShardDevices {
         arena: &Arena,
     ) -> Result<(Rc<NvmeTier>, ShardIo), Error> {
         let nvme = &config.nvme;
-        let failed = |source| Error::Ring {
+        let failed = |cause| Error::Ring {
             shard: number,
-            source,
+            cause,
         };
         let event = Eventfd::new().map_err(|error| Error::Mailbox(error.to_string()))?;
         let memory = [(arena.address(0, arena.len()), arena.len() as usize)];
@@ -326,9 +326,9 @@ impl ShardDevices {
         let tasks: Rc<dyn Tasks> = Rc::<dyn Runtime>::clone(runtime);
         let tier_config = tier_config(config, number, self.epoch);
         let tier = NvmeTier::new(tier_config, tasks, devices, self.salt, self.absent);
-        let tier = tier.map_err(|source| Error::Tier {
+        let tier = tier.map_err(|cause| Error::Tier {
             shard: number,
-            source,
+            cause,
         })?;
         Ok((tier, io))
     }

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use terrace_runtime::executor::{ExecutorConfig, ShardThread, check_memlock};
 use terrace_runtime::mailbox::mailbox;
@@ -53,69 +53,88 @@ impl EngineBuilder {
     pub fn open(self) -> Result<Engine, Error> {
         self.config.validate()?;
         check_memlock()?;
-        let id = NEXT_ENGINE.fetch_add(1, Ordering::Relaxed);
-        let cpus = affinity::allowed_cpus();
         let devices = Devices::open(&self.config)?;
-        let namespaces = Arc::new(NamespaceRegistry::new(id));
-        let (report, reports) = mpsc::channel();
-        let (mut senders, mut inboxes, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+        let id = NEXT_ENGINE.fetch_add(1, Ordering::Relaxed);
+        let (mut senders, mut inboxes) = (Vec::new(), Vec::new());
         for _ in 0..self.config.shards {
             let (sender, inbox) = mailbox::<Job>(self.config.mailbox_len)
                 .map_err(|error| Error::Mailbox(error.to_string()))?;
             senders.push(sender);
             inboxes.push(inbox);
         }
-        for (number, inbox) in inboxes.into_iter().enumerate() {
-            let cpu = (self.config.pinning == Pinning::Pinned).then(|| cpus[number % cpus.len()]);
-            let executor = ExecutorConfig {
-                shard: number,
-                cpu,
-                spin: self.config.spin,
-            };
-            let start = ShardStart {
-                place: Place {
-                    number,
-                    engine: id,
-                    registry: Arc::clone(&namespaces),
-                    peers: senders.clone(),
-                },
-                cpu,
-                config: self.config.clone(),
-                plugins: self.plugins.clone(),
-                devices: devices.as_ref().map(|devices| devices.share(number)),
-                inbox,
-                report: report.clone(),
-            };
-            threads.push(ShardThread::start(&executor, move |runtime| {
-                start.run(runtime)
-            })?);
-        }
-        drop(report);
         let inner = Inner {
             id,
             config: self.config,
             senders,
-            threads: Mutex::new(threads),
-            namespaces,
+            threads: Mutex::default(),
+            namespaces: Arc::new(NamespaceRegistry::new(id)),
             closed: AtomicBool::new(false),
             devices: Mutex::new(devices),
         };
-        let mut opened = 0;
-        for outcome in reports {
-            outcome?;
-            opened += 1;
-        }
-        if opened < inner.config.shards {
-            return Err(Error::ShardStart {
-                shard: opened,
-                why: "its thread ended while it was being opened".to_owned(),
-            });
-        }
-        tracing::info!(engine = inner.id, shards = opened, "open");
+        let (report, reports) = mpsc::channel();
+        let started = start_shards(&inner, &self.plugins, inboxes, &report);
+        drop(report);
+        // On an error `inner` goes, and with it the shards that run.
+        started.and_then(|()| all_opened(&reports, inner.config.shards))?;
+        tracing::info!(engine = inner.id, shards = inner.config.shards, "open");
         Ok(Engine {
             inner: Arc::new(inner),
         })
     }
+}
+
+/// Starts a thread for each shard; those that run belong to `inner`, whatever became of others.
+fn start_shards(
+    inner: &Inner,
+    plugins: &Plugins,
+    inboxes: Vec<Mailbox<Job>>,
+    report: &mpsc::Sender<Result<(), Error>>,
+) -> Result<(), Error> {
+    let config = &inner.config;
+    let cpus = affinity::allowed_cpus();
+    let devices = inner.devices.lock().unwrap_or_else(PoisonError::into_inner);
+    for (number, inbox) in inboxes.into_iter().enumerate() {
+        let cpu = (config.pinning == Pinning::Pinned).then(|| cpus[number % cpus.len()]);
+        let executor = ExecutorConfig {
+            shard: number,
+            cpu,
+            spin: config.spin,
+        };
+        let start = ShardStart {
+            place: Place {
+                number,
+                engine: inner.id,
+                registry: Arc::clone(&inner.namespaces),
+                peers: inner.senders.clone(),
+            },
+            cpu,
+            config: config.clone(),
+            plugins: plugins.clone(),
+            devices: devices.as_ref().map(|devices| devices.share(number)),
+            inbox,
+            report: report.clone(),
+        };
+        let thread = ShardThread::start(&executor, move |runtime| start.run(runtime))?;
+        let mut threads = inner.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.push(thread);
+    }
+    Ok(())
+}
+
+/// Waits for all shards to be open, or for the first that is not.
+fn all_opened(reports: &mpsc::Receiver<Result<(), Error>>, shards: usize) -> Result<(), Error> {
+    let mut opened = 0;
+    for outcome in reports {
+        outcome?;
+        opened += 1;
+    }
+    if opened == shards {
+        return Ok(());
+    }
+    Err(Error::ShardStart {
+        shard: opened,
+        why: "its thread ended while it was being opened".to_owned(),
+    })
 }
 
 struct ShardStart {
@@ -154,9 +173,9 @@ impl ShardStart {
             numa_node: self.cpu.and_then(affinity::numa_node_of),
             ..ArenaConfig::new(self.config.arena_len())
         };
-        let arena = Arena::open(&arena_config).map_err(|source| Error::Arena {
+        let arena = Arena::open(&arena_config).map_err(|cause| Error::Arena {
             shard: number,
-            source,
+            cause,
         })?;
         let below = match self.devices {
             Some(devices) => Some(devices.attach(&self.config, number, runtime, &arena)?),

@@ -162,7 +162,14 @@ pub enum PolicyError {
     },
     /// Address space for the policy's arrays could not be reserved.
     #[error("reserve the policy's state: {0}")]
-    Memory(#[from] HugeVecError),
+    Memory(HugeVecError),
+}
+
+// By hand: `#[from]` would make the cause a source as well, and it would be said twice.
+impl From<HugeVecError> for PolicyError {
+    fn from(cause: HugeVecError) -> Self {
+        Self::Memory(cause)
+    }
 }
 
 /// The names of the policies built in; any case is accepted.

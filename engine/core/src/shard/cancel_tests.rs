@@ -76,6 +76,7 @@ fn spec() -> Spec {
         write_mode: WriteMode::Back,
         io_deadline: Duration::from_millis(500),
         absent: false,
+        write_budget: 0,
     }
 }
 

@@ -103,6 +103,8 @@ fn spec(random: &Random, seed: u64, strict: bool) -> Spec {
         },
         io_deadline: Duration::from_millis(500),
         absent: false,
+        scrub_rate: 0,
+        write_budget: 0,
     }
 }
 

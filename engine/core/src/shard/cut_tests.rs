@@ -29,6 +29,7 @@ fn spec(segments: &[u32]) -> Spec {
         write_mode: WriteMode::Back,
         io_deadline: std::time::Duration::from_millis(500),
         absent: false,
+        write_budget: 0,
     }
 }
 

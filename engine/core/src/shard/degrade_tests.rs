@@ -37,6 +37,8 @@ fn spec(segments: Vec<u32>, dram_blocks: usize) -> Spec {
         write_mode: WriteMode::Back,
         io_deadline: DEADLINE,
         absent: false,
+        scrub_rate: 0,
+        write_budget: 0,
     }
 }
 

@@ -573,6 +573,8 @@ mod degrade_tests;
 #[cfg(test)]
 mod log_lines;
 #[cfg(test)]
+mod outcome_tests;
+#[cfg(test)]
 mod shortage_tests;
 #[cfg(test)]
 mod sim_tests;

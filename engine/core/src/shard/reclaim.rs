@@ -121,19 +121,17 @@ impl Shard {
         tier: &Rc<NvmeTier>,
         segment: SegmentIx,
     ) -> Result<(), TierError> {
-        let contents = tier.contents(segment).await.ok();
+        let contents = tier.contents(segment).await;
         let (device, number, shared) = tier.identify(segment);
         let mut moved = !shared || self.ask_peers(device, number).await;
-        if let Some(contents) = &contents {
-            moved &= self.keep(tier, contents, Part::Owner).await;
-        }
+        moved &= self.keep(tier, &contents, Part::Owner).await;
         if !moved {
             // Without its tombstones a segment may not go: what they hide could come back.
             tier.keep_segment(segment);
             return Err(TierError::NoRoom);
         }
         tier.renew(segment).await?;
-        self.forget_segment(tier, segment, contents.as_ref());
+        self.forget_segment(tier, &contents);
         tier.release(segment);
         if shared {
             self.tell_peers(device, number).await;
@@ -189,13 +187,11 @@ impl Shard {
         let Some(segment) = tier.find(device, number) else {
             return true;
         };
-        let contents = tier.contents(segment).await.ok();
-        if let Some(contents) = &contents
-            && !self.keep(tier, contents, Part::Guest).await
-        {
+        let contents = tier.contents(segment).await;
+        if !self.keep(tier, &contents, Part::Guest).await {
             return false;
         }
-        self.forget_segment(tier, segment, contents.as_ref());
+        self.forget_segment(tier, &contents);
         while tier.readers(segment) > 0 {
             tier.changed().await;
         }
@@ -342,10 +338,11 @@ impl Shard {
     }
 
     /// The index forgets all that it still finds in a segment.
-    fn forget_segment(&self, tier: &NvmeTier, segment: SegmentIx, contents: Option<&Contents>) {
+    fn forget_segment(&self, tier: &NvmeTier, contents: &Contents) {
+        let segment = contents.segment();
         let mut state = self.state.borrow_mut();
-        let Some(contents) = contents.filter(|contents| !contents.walked) else {
-            // What the segment held cannot be read, or not all of it: look through the index.
+        if contents.walked {
+            // Not all of what the segment held may have been read: look through the index.
             let lost: Vec<BlockIx> = state
                 .index
                 .scan(0, u32::MAX)
@@ -359,7 +356,7 @@ impl Shard {
                 state.forget_below(block, self.number, tier);
             }
             return;
-        };
+        }
         contents.for_each(|entry| {
             if entry.kind != EntryKind::Block {
                 return;

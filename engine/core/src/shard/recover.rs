@@ -86,21 +86,20 @@ impl Shard {
         let mut walked = Vec::new();
         while let Some((segment, contents)) = reads.next().await {
             recovery.report.segments += 1;
-            match contents {
-                Ok(contents) => {
-                    recovery.report.segments_lost += u64::from(contents.unreadable);
-                    self.take_in(tier, &contents, &mut recovery);
-                    self.read_checkpoints(tier, &contents, warm, &mut recovery.checkpoints)
-                        .await;
-                    if contents.walked {
-                        walked.push(contents);
-                    }
-                }
-                Err(error) => {
-                    recovery.report.segments_lost += 1;
-                    let number = segment.0;
-                    tracing::error!(shard = self.number, number, %error, "a segment is lost");
-                }
+            if contents.unreadable {
+                recovery.report.segments_lost += 1;
+                let number = segment.0;
+                tracing::error!(
+                    shard = self.number,
+                    number,
+                    "not all of a segment can be read"
+                );
+            }
+            self.take_in(tier, &contents, &mut recovery);
+            self.read_checkpoints(tier, &contents, warm, &mut recovery.checkpoints)
+                .await;
+            if contents.walked {
+                walked.push(contents);
             }
         }
         drop(reads);

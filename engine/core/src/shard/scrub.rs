@@ -27,9 +27,7 @@ impl Shard {
 
     /// Reads one segment's live blocks, at most `rate` bytes a second.
     async fn scrub_segment(self: &Rc<Self>, tier: &Rc<NvmeTier>, segment: SegmentIx, rate: u64) {
-        let Ok(contents) = tier.contents(segment).await else {
-            return;
-        };
+        let contents = tier.contents(segment).await;
         let mut blocks: Vec<(BlockKey, Location, u32, Checksum)> = Vec::new();
         contents.for_each(|entry| {
             if let (EntryKind::Block, Some(key)) = (entry.kind, self.key_of(entry)) {

@@ -29,6 +29,8 @@ fn spec(segments: u32, dram_blocks: usize) -> Spec {
         write_mode: WriteMode::Back,
         io_deadline: Duration::from_secs(60),
         absent: false,
+        scrub_rate: 0,
+        write_budget: 0,
     }
 }
 
@@ -208,4 +210,34 @@ fn demotion_that_completed_is_taken_in_while_the_writer_waits_for_room() {
         world.sleep(Duration::from_secs(30)).await;
     });
     world.check_idle("room came");
+}
+
+#[test]
+fn write_budget_bounds_what_demotions_place() {
+    const RATE: u64 = 200_000;
+    const SECONDS: u64 = 5;
+    let sim = Sim::new(5);
+    let spec = Spec {
+        write_budget: RATE,
+        ..spec(40, 24)
+    };
+    let world = World::new(&sim, &spec, spec.blank(), 1);
+    sim.run(async {
+        world.shard.recover(None).await;
+        let begun = world.now();
+        for number in 0..SECONDS * 100 {
+            put(&world, number, Durability::Volatile).await;
+            world.sleep(Duration::from_millis(10)).await;
+        }
+        let written = world.tier.counters();
+        let span = world.now().since(begun).as_millis() as u64;
+        // A second's worth was saved up, and one block may overdraw it.
+        let most = RATE + RATE * span / 1000 + LEN as u64;
+        let placed = written.payload_bytes;
+        assert!(placed <= most, "{placed} bytes in {span} ms");
+        assert!(placed >= most - 8 * LEN as u64, "{placed} bytes of {most}");
+        let evictions = world.shard.stats().counters.evictions;
+        assert_eq!(evictions, written.budget_rejects);
+        assert!(evictions > 0);
+    });
 }

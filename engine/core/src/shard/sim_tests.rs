@@ -120,6 +120,8 @@ fn spec(seed: u64, policy: &'static str) -> Spec {
         },
         io_deadline: Duration::from_millis(100),
         absent: false,
+        scrub_rate: 0,
+        write_budget: 0,
     }
 }
 

@@ -105,6 +105,10 @@ pub(super) struct Spec {
     pub(super) io_deadline: Duration,
     /// The set lists devices that are not there.
     pub(super) absent: bool,
+    /// Bytes a second; 0 for none.
+    pub(super) scrub_rate: u64,
+    /// Bytes a second; 0 for no bound.
+    pub(super) write_budget: u64,
 }
 
 impl Spec {
@@ -129,6 +133,7 @@ impl Spec {
             nvme: NvmeConfig {
                 write_mode: self.write_mode,
                 io_deadline: self.io_deadline,
+                scrub_rate: self.scrub_rate,
                 ..NvmeConfig::default()
             },
             ..EngineConfig::default()
@@ -233,6 +238,7 @@ impl Shared {
             shards: self.plans.len() as u32,
             epoch,
             io_deadline: spec.io_deadline,
+            write_budget: spec.write_budget,
             ..TierConfig::default()
         };
         let salt = u64::from(epoch) ^ 0x5a17 ^ (shard as u64) << 32;

@@ -135,14 +135,14 @@ pub enum OpenError {
         free: u64,
     },
     /// The operating system refused a step.
-    #[error("{op} {}: {source}", .path.display())]
+    #[error("{op} {}: {cause}", .path.display())]
     Os {
         /// Where.
         path: PathBuf,
         /// What was tried.
         op: &'static str,
         /// What the operating system said.
-        source: io::Error,
+        cause: io::Error,
     },
 }
 
@@ -154,22 +154,22 @@ fn holder_text(holder: Option<u32>) -> String {
 }
 
 impl OpenError {
-    pub(super) fn os(path: &Path, op: &'static str, source: io::Error) -> Self {
+    pub(super) fn os(path: &Path, op: &'static str, cause: io::Error) -> Self {
         let path = path.to_owned();
-        Self::Os { path, op, source }
+        Self::Os { path, op, cause }
     }
 
     /// What a refused `open` means.
-    pub(super) fn from_open(path: &Path, source: io::Error) -> Self {
+    pub(super) fn from_open(path: &Path, cause: io::Error) -> Self {
         let at = path.to_owned();
-        match source.raw_os_error() {
+        match cause.raw_os_error() {
             // A file that can be read has its permission bits against writing.
             Some(libc::EACCES) if File::open(path).is_ok() => Self::ReadOnly { path: at },
             Some(libc::EACCES | libc::EPERM) => Self::Permission { path: at },
             Some(libc::EROFS) => Self::ReadOnly { path: at },
             Some(libc::EBUSY) => Self::InUse { path: at },
             Some(libc::EINVAL) => Self::no_direct_io(path),
-            _ => Self::os(path, "open", source),
+            _ => Self::os(path, "open", cause),
         }
     }
 

@@ -57,18 +57,33 @@ pub(super) fn check_direct(path: &Path, file: &File) -> Result<u32, OpenError> {
             Err(error) => Err(OpenError::os(path, "read", error)),
         };
     };
+    check_alignment(path, memory, offset)?;
+    Ok(offset)
+}
+
+/// Checks that units can be moved with what direct I/O needs of memory and offsets.
+pub(super) fn check_alignment(path: &Path, memory: u32, offset: u32) -> Result<(), OpenError> {
     if memory == 0 || offset == 0 {
         return Err(OpenError::no_direct_io(path));
     }
     let divides = |align: u32| UNIT.is_multiple_of(u64::from(align));
-    if !divides(memory) || !divides(offset) {
-        return Err(OpenError::Alignment {
-            path: path.to_owned(),
-            memory,
-            offset,
-        });
+    if divides(memory) && divides(offset) {
+        return Ok(());
     }
-    Ok(offset)
+    Err(OpenError::Alignment {
+        path: path.to_owned(),
+        memory,
+        offset,
+    })
+}
+
+/// Checks the length of a disk's logical sectors.
+pub(super) fn check_sector(path: &Path, sector: u32) -> Result<(), OpenError> {
+    if sector == 512 || u64::from(sector) == UNIT {
+        return Ok(());
+    }
+    let path = path.to_owned();
+    Err(OpenError::Sector { path, sector })
 }
 
 /// What direct I/O needs of memory and offsets; `None` when the kernel does not know the

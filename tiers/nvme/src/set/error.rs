@@ -19,7 +19,7 @@ pub enum SetError {
         count: usize,
     },
     /// The medium failed.
-    #[error("{device}: {doing} at byte {offset}: {source}")]
+    #[error("{device}: {doing} at byte {offset}: {cause}")]
     Medium {
         /// The device.
         device: String,
@@ -28,11 +28,11 @@ pub enum SetError {
         /// Where.
         offset: u64,
         /// What it said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// No random bits for ids.
     #[error("no random bits from the operating system: {0}")]
-    Random(#[source] io::Error),
+    Random(io::Error),
     /// Neither copy of the superblock can be read.
     #[error(
         "{device}: both copies of the superblock are damaged ({}; {}); it is not formatted over: \

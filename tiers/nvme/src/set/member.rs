@@ -101,30 +101,30 @@ pub(super) fn read(
     buffer: &mut AlignedBuffer,
 ) -> Result<(), SetError> {
     let outcome = medium.read(offset, buffer);
-    outcome.map_err(|source| failure(medium, "read", offset, source))
+    outcome.map_err(|cause| failure(medium, "read", offset, cause))
 }
 
 fn write(medium: &dyn SetMedium, offset: u64, buffer: &AlignedBuffer) -> Result<(), SetError> {
     let outcome = medium.write(offset, buffer);
-    outcome.map_err(|source| failure(medium, "write", offset, source))
+    outcome.map_err(|cause| failure(medium, "write", offset, cause))
 }
 
 fn sync(medium: &dyn SetMedium) -> Result<(), SetError> {
     let outcome = medium.sync();
-    outcome.map_err(|source| failure(medium, "flush", 0, source))
+    outcome.map_err(|cause| failure(medium, "flush", 0, cause))
 }
 
 fn failure(
     medium: &dyn SetMedium,
     doing: &'static str,
     offset: u64,
-    source: std::io::Error,
+    cause: std::io::Error,
 ) -> SetError {
     SetError::Medium {
         device: medium.name().to_owned(),
         doing,
         offset,
-        source,
+        cause,
     }
 }
 

@@ -444,3 +444,29 @@ fn open_epoch_passes_every_head_and_ends_before_it_wraps() {
     let error = refusal(&[&a, &b], &options(1));
     assert!(matches!(error, SetError::OpenEpochsUsedUp));
 }
+
+#[test]
+fn set_that_cannot_be_made_or_changed_says_why() {
+    let blind = SetOptions {
+        random: Box::new(|| Err(std::io::Error::other("no bits"))),
+        ..options(1)
+    };
+    let error = refusal(&[&disk("a", 20)], &blind);
+    assert!(matches!(&error, SetError::Random(_)), "{error}");
+    for sector in [0, 256, 1000, 8192] {
+        let error = refusal(&[&disk("a", 20).with_sector(sector)], &options(1));
+        let named = matches!(&error, SetError::Sector { sector: found, .. } if *found == sector);
+        assert!(named, "{error}");
+    }
+    let (a, b) = pair();
+    let draining = |read_only| SetOptions {
+        drain: vec![1],
+        read_only,
+        ..options(1)
+    };
+    open(&[&a, &b], &draining(false)).map(drop).unwrap();
+    let mut set = open(&[&a, &b], &draining(true)).unwrap();
+    let before = (a.contents(), b.contents());
+    assert!(matches!(set.remove_drained(1), Err(SetError::ReadOnly)));
+    assert!(before == (a.contents(), b.contents()));
+}

@@ -6,13 +6,14 @@ use terrace_types::Checksum;
 
 use super::read::ReadClass;
 use super::segments::{Phase, SegmentIx};
-use super::{NvmeTier, TierError, units_of};
+use super::{NvmeTier, units_of};
 use crate::UNIT;
 use crate::buffer::{AlignedBuffer, IoBuffer};
 use crate::format::{
     EntryKind, EntryRef, FooterBuilder, FooterView, FrameView, SegmentIdentity,
     footer_len_from_tail,
 };
+use crate::ops::IoError;
 
 /// Units looked at in one read when a frame head is searched for.
 const SEARCH_UNITS: u32 = 256;
@@ -107,18 +108,15 @@ impl NvmeTier {
         list
     }
 
-    /// The entries of a segment that is not written to.
-    ///
-    /// # Errors
-    /// [`TierError::Damaged`] when nothing in it can be read.
-    pub async fn contents(self: &Rc<Self>, segment: SegmentIx) -> Result<Contents, TierError> {
+    /// The entries of a segment that is not written to, as far as they can be read.
+    pub async fn contents(self: &Rc<Self>, segment: SegmentIx) -> Contents {
         let (identity, units) = {
             let state = self.state.borrow();
             let it = state.segments.get(segment);
             (it.identity, state.lanes[it.lane].units)
         };
-        if let Some(contents) = self.by_footer(segment, identity, units).await? {
-            return Ok(contents);
+        if let Some(contents) = self.by_footer(segment, identity, units).await {
+            return contents;
         }
         self.by_walk(segment, identity, units).await
     }
@@ -128,29 +126,20 @@ impl NvmeTier {
         segment: SegmentIx,
         identity: SegmentIdentity,
         units: u32,
-    ) -> Result<Option<Contents>, TierError> {
-        let Ok(tail) = self.fetch(segment, units - 1, 1).await else {
-            return Ok(None);
-        };
-        let Ok(len) = footer_len_from_tail(tail.bytes(), &identity, units) else {
-            return Ok(None);
-        };
+    ) -> Option<Contents> {
+        let tail = self.fetch(segment, units - 1, 1).await.ok()?;
+        let len = footer_len_from_tail(tail.bytes(), &identity, units).ok()?;
         let count = units_of(u64::from(len));
         if count >= units {
-            return Ok(None);
+            return None;
         }
         let footer = if count == 1 {
             tail
         } else {
-            match self.fetch(segment, units - count, count).await {
-                Ok(footer) => footer,
-                Err(_) => return Ok(None),
-            }
+            self.fetch(segment, units - count, count).await.ok()?
         };
-        if FooterView::decode(footer.bytes(), &identity, units).is_err() {
-            return Ok(None);
-        }
-        Ok(Some(Contents {
+        FooterView::decode(footer.bytes(), &identity, units).ok()?;
+        Some(Contents {
             segment,
             identity,
             units,
@@ -160,7 +149,7 @@ impl NvmeTier {
             damaged: 0,
             unreadable: false,
             frames: 0,
-        }))
+        })
     }
 
     //= docs/on-disk-format.md#OD-8
@@ -169,7 +158,7 @@ impl NvmeTier {
         segment: SegmentIx,
         identity: SegmentIdentity,
         units: u32,
-    ) -> Result<Contents, TierError> {
+    ) -> Contents {
         let mut walk = Walk {
             found: FooterBuilder::new(),
             end: 1,
@@ -203,7 +192,7 @@ impl NvmeTier {
             at = next.unwrap_or(at + 1);
         }
         let footer = super::commit::built_footer(&walk.found, walk.end, &identity);
-        Ok(Contents {
+        Contents {
             segment,
             identity,
             units,
@@ -213,7 +202,7 @@ impl NvmeTier {
             unreadable: walk.unreadable,
             frames: walk.frames,
             bytes_read: walk.bytes_read,
-        })
+        }
     }
 
     /// Reads `count` units from `at` on into the window. False when the device fails that.
@@ -289,7 +278,7 @@ impl NvmeTier {
         segment: SegmentIx,
         unit: u32,
         units: u32,
-    ) -> Result<AlignedBuffer, TierError> {
+    ) -> Result<AlignedBuffer, IoError> {
         let buffer = AlignedBuffer::zeroed(units as usize * UNIT as usize);
         let read = self.read_units(
             segment,
@@ -303,7 +292,7 @@ impl NvmeTier {
         outcome
             .buffer
             .and_then(IoBuffer::owned)
-            .ok_or(TierError::Damaged)
+            .ok_or(IoError::TimedOut)
     }
 }
 

@@ -129,15 +129,9 @@ pub enum TierError {
     /// The tier's shard ends.
     #[error("the tier is being closed")]
     Closing,
-    /// The device does not answer or failed too often.
-    #[error("the device is offline")]
-    Offline,
     /// The operation failed.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The segment's contents are damaged beyond reading.
-    #[error("the segment is damaged")]
-    Damaged,
     /// The shard has more segments than it can number.
     #[error("the shard's share of the devices is beyond 16 TiB; open with more shards")]
     TooManySegments,
@@ -159,7 +153,8 @@ struct State {
 /// A bucket of bytes that fills with time.
 struct Budget {
     rate: u64,
-    tokens: u64,
+    /// Below zero while a write that overdrew it is paid off.
+    tokens: i64,
     filled: Nanos,
 }
 
@@ -244,7 +239,7 @@ impl NvmeTier {
                 absent,
                 budget: Budget {
                     rate: config.write_budget,
-                    tokens: config.write_budget,
+                    tokens: signed(config.write_budget),
                     filled: now,
                 },
             }),
@@ -396,7 +391,7 @@ impl NvmeTier {
 
 impl Budget {
     /// Takes `len` bytes when they are there. A second's worth can be saved up, and one write
-    /// may overdraw it: a block may be longer than that.
+    /// may overdraw it, for a block may be longer than that: the next waits until that is paid.
     fn take(&mut self, len: u64, now: Nanos) -> bool {
         if self.rate == 0 {
             return true;
@@ -404,15 +399,20 @@ impl Budget {
         let span = now.since(self.filled).as_micros() as u64;
         let earned = self.rate.saturating_mul(span) / 1_000_000;
         if earned > 0 {
-            self.tokens = self.tokens.saturating_add(earned).min(self.rate);
+            let tokens = self.tokens.saturating_add(signed(earned));
+            self.tokens = tokens.min(signed(self.rate));
             self.filled = now;
         }
-        if self.tokens == 0 {
+        if self.tokens <= 0 {
             return false;
         }
-        self.tokens = self.tokens.saturating_sub(len);
+        self.tokens = self.tokens.saturating_sub(signed(len));
         true
     }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 impl State {

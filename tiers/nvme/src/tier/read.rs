@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use super::lane::Health;
 use super::segments::{Location, SegmentIx};
-use super::{NvmeTier, TierError, units_of};
+use super::{NvmeTier, units_of};
 use crate::UNIT;
 use crate::buffer::IoBuffer;
 use crate::ops::{IoError, IoOutcome};
@@ -144,18 +144,5 @@ impl NvmeTier {
             Poll::Pending
         })
         .await;
-    }
-
-    /// Whether blocks of the segment at `location` can be read at all.
-    ///
-    /// # Errors
-    /// [`TierError::Offline`].
-    pub fn readable(&self, location: Location) -> Result<(), TierError> {
-        let state = self.state.borrow();
-        let (segment, _) = state.segments.split(location);
-        match state.lanes[state.segments.get(segment).lane].health {
-            Health::Offline => Err(TierError::Offline),
-            Health::Good | Health::ReadOnly => Ok(()),
-        }
     }
 }

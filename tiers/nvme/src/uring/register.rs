@@ -23,16 +23,16 @@ impl Ring {
                 iov_base: address.as_ptr().with_addr(span.start).cast(),
                 iov_len: span.len,
             };
-            if let Err(source) = self.set_place(span.place, memory) {
+            if let Err(cause) = self.set_place(span.place, memory) {
                 self.forget_region(address, len);
-                return Err(match source.raw_os_error() {
+                return Err(match cause.raw_os_error() {
                     Some(libc::ENOMEM) => RingError::Memlock {
                         len,
                         limit: setup::memlock_limit(),
                     },
                     _ => RingError::Register {
                         what: "memory",
-                        source,
+                        cause,
                     },
                 });
             }
@@ -71,9 +71,9 @@ impl Ring {
         if files.len() == FILES_MAX {
             return Err(RingError::Files);
         }
-        let handle = file.try_clone_to_owned().map_err(|source| {
+        let handle = file.try_clone_to_owned().map_err(|cause| {
             let what = "a file";
-            RingError::Register { what, source }
+            RingError::Register { what, cause }
         })?;
         let place = files.len() as u16;
         let registered = self.tables.1

@@ -108,9 +108,9 @@ impl Ring {
         if let Some(event) = event.filter(|_| !config.polled) {
             io.submitter()
                 .register_eventfd(event.as_raw_fd())
-                .map_err(|source| RingError::Register {
+                .map_err(|cause| RingError::Register {
                     what: "an eventfd",
-                    source,
+                    cause,
                 })?;
             told = Completion::Event;
         }

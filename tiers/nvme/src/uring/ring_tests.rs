@@ -475,3 +475,19 @@ fn probe_polled_tells_what_a_polled_ring_does() {
     assert_eq!(outcome.result.is_ok(), can, "{:?}", outcome.result);
     wait(&plain, device.flush(Nanos::MAX)).result.unwrap();
 }
+
+/// Aim: what a ring cannot take in is named.
+#[test]
+fn ring_that_cannot_take_something_in_says_what() {
+    let disk = Disk::new("take-in", 16 * UNIT);
+    let ring = ring(RingConfig::default());
+    let file = || ring.register_file(std::os::fd::AsFd::as_fd(&*disk.opened.file));
+    for _ in 0..FILES_MAX {
+        file().unwrap();
+    }
+    assert!(matches!(file(), Err(RingError::Files)));
+    // Nothing is mapped at the first page.
+    let nothing = NonNull::new(std::ptr::without_provenance_mut(4096)).unwrap();
+    let refused = ring.register_region(nothing, 4096).unwrap_err();
+    assert!(matches!(refused, RingError::Register { .. }), "{refused}");
+}

@@ -23,12 +23,12 @@ const OPS_MAX: usize = 65_536;
 #[non_exhaustive]
 pub enum RingError {
     /// The kernel made no ring.
-    #[error("make an io_uring of {entries} submissions: {source}{}", advice(.source))]
+    #[error("make an io_uring of {entries} submissions: {cause}{}", advice(.cause))]
     Setup {
         /// Submissions asked for.
         entries: u32,
         /// What the kernel said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// More operations at once than a completion queue holds, or none at all.
     #[error("{ops_max} operations at once are not possible: 1 to {limit} are")]
@@ -64,17 +64,17 @@ pub enum RingError {
     #[error("a ring takes {FILES_MAX} files at most")]
     Files,
     /// The kernel refused to take something in.
-    #[error("register {what} with a ring: {source}")]
+    #[error("register {what} with a ring: {cause}")]
     Register {
         /// What was to be taken in.
         what: &'static str,
         /// What the kernel said.
-        source: io::Error,
+        cause: io::Error,
     },
 }
 
-fn advice(source: &io::Error) -> &'static str {
-    match source.raw_os_error() {
+fn advice(cause: &io::Error) -> &'static str {
+    match cause.raw_os_error() {
         Some(libc::ENOSYS) => "; this kernel has no io_uring, or a container profile hides it",
         Some(libc::EPERM) => {
             "; see `sysctl kernel.io_uring_disabled` and the container's seccomp profile"
@@ -211,7 +211,7 @@ pub(super) fn make(config: &RingConfig) -> Result<(IoUring, RingReport), RingErr
     }
     Err(RingError::Setup {
         entries: config.entries,
-        source: refused,
+        cause: refused,
     })
 }
 

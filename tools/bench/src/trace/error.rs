@@ -17,14 +17,14 @@ use super::format::FORMATS;
 #[non_exhaustive]
 pub enum TraceError {
     /// The operating system refused.
-    #[error("{op} {path}: {source}")]
+    #[error("{op} {path}: {cause}")]
     Io {
         /// What was attempted.
         op: &'static str,
         /// The trace file.
         path: PathBuf,
         /// What the operating system said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The compressed stream is damaged, cut short, or uses a feature the decoder lacks.
     #[error("{path}: {compression} stream damaged after {offset} decompressed bytes: {found}")]
@@ -112,9 +112,9 @@ impl fmt::Display for Position {
 
 impl TraceError {
     /// Turns a failed read of the decompressed stream into the error that says why.
-    pub(super) fn from_read(path: &Path, source: io::Error) -> Self {
+    pub(super) fn from_read(path: &Path, cause: io::Error) -> Self {
         let path = path.to_owned();
-        match source.downcast::<StreamFault>() {
+        match cause.downcast::<StreamFault>() {
             Ok(StreamFault::Damaged {
                 compression,
                 offset,
@@ -137,10 +137,10 @@ impl TraceError {
                 limit,
                 found,
             },
-            Err(source) => Self::Io {
+            Err(cause) => Self::Io {
                 op: "read",
                 path,
-                source,
+                cause,
             },
         }
     }

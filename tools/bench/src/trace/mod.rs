@@ -76,10 +76,10 @@ impl Trace {
     /// [`TraceError`] when the file cannot be read, is damaged, is in no known format, breaks its
     /// format, or exceeds a limit.
     pub fn open(path: &Path, limit: Option<usize>) -> Result<Self, TraceError> {
-        let file = File::open(path).map_err(|source| TraceError::Io {
+        let file = File::open(path).map_err(|cause| TraceError::Io {
             op: "open",
             path: path.to_owned(),
-            source,
+            cause,
         })?;
         Self::read(path, BufReader::new(file), limit, Limits::DEFAULT)
     }

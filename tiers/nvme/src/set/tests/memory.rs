@@ -63,6 +63,7 @@ impl Power {
 pub(super) struct Disk {
     name: String,
     len: u64,
+    sector: u32,
     medium: Arc<Mutex<Medium>>,
     power: Power,
 }
@@ -72,6 +73,7 @@ impl Disk {
         Self {
             name: name.to_owned(),
             len,
+            sector: 512,
             medium: Arc::default(),
             power: power.clone(),
         }
@@ -96,6 +98,14 @@ impl Disk {
         Self {
             len,
             ..self.copy(&self.name)
+        }
+    }
+
+    /// The same disk, telling sectors of another length.
+    pub(super) fn with_sector(&self, sector: u32) -> Self {
+        Self {
+            sector,
+            ..self.clone()
         }
     }
 
@@ -142,7 +152,7 @@ impl SetMedium for Disk {
     }
 
     fn sector(&self) -> u32 {
-        512
+        self.sector
     }
 
     fn read(&self, offset: u64, buffer: &mut AlignedBuffer) -> io::Result<()> {
