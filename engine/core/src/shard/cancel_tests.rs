@@ -77,6 +77,7 @@ fn spec() -> Spec {
         io_deadline: Duration::from_millis(500),
         absent: false,
         write_budget: 0,
+        scrub_rate: 0,
     }
 }
 

@@ -30,6 +30,7 @@ fn spec(segments: &[u32]) -> Spec {
         io_deadline: std::time::Duration::from_millis(500),
         absent: false,
         write_budget: 0,
+        scrub_rate: 0,
     }
 }
 

@@ -258,7 +258,7 @@ proptest! {
         let world = World::new(&frames, footer);
         let (device, tier) = world.tier();
         prop_assert_eq!(tier.used_segments(), [SegmentIx(0)]);
-        let contents = run(&device, tier.contents(SegmentIx(0))).unwrap();
+        let contents = run(&device, tier.contents(SegmentIx(0)));
         prop_assert!(!contents.unreadable);
         prop_assert_eq!(contents.units, UNITS);
         prop_assert_eq!(contents.walked, footer != Footer::Sound);
