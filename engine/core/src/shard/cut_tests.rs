@@ -8,7 +8,7 @@
 
 use super::crash_model::key;
 use super::cut_world::Step::{
-    Close, Drop, Durable, Large, Put, Read, Remove, Replace, Upsert, Wait,
+    Big, Close, Drop, Durable, Large, Put, Read, Remove, Replace, Upsert, Wait,
 };
 use super::cut_world::{Cut, Script, Step, Subset, cut_everywhere, only_cut, record};
 use super::sim_world::{Spec, World};
@@ -288,6 +288,44 @@ fn through() -> Script {
     script("through", spec, &[&first, &second])
 }
 
+/// Blocks come faster than segments are made ready, and nobody waits for flushes: segments are
+/// sealed with frames at stake, and filled again as soon as they may be.
+fn rushes() -> Script {
+    let first = [
+        Big(0),
+        Big(1),
+        Big(2),
+        Big(3),
+        Put(9),
+        Big(4),
+        Big(5),
+        Durable(6),
+        Big(7),
+        Big(8),
+    ];
+    let second = [
+        Big(0),
+        Put(9),
+        Big(1),
+        Big(2),
+        Put(3),
+        Big(4),
+        Big(0),
+        Put(6),
+        Big(5),
+        Big(7),
+    ];
+    let spec = Spec {
+        keep_all: false,
+        write_mode: WriteMode::Through,
+        ..spec(&[3])
+    };
+    Script {
+        reaches: |worlds| reclaimed(worlds) >= 3,
+        ..script("rushes", spec, &[&first, &second])
+    }
+}
+
 fn devices() -> Script {
     let first = [
         Durable(0),
@@ -435,6 +473,11 @@ fn power_lost_at_every_operation_of_reclaim_that_evicts_brings_nothing_back() {
 #[test]
 fn power_lost_at_every_operation_of_writing_through_brings_nothing_back() {
     check(&through(), 110);
+}
+
+#[test]
+fn power_lost_at_every_operation_of_a_rush_leaves_right_bytes() {
+    check(&rushes(), 380);
 }
 
 #[test]
