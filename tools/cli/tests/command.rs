@@ -41,7 +41,7 @@ fn sound_set_is_told_and_left_alone() {
             "0:1       sealed         0/1 1.1 ",
             "1:2       unsealed       0/1 1.10 ",
             "m1 6b657074 \"kept\" 70000 1.3 0:1:4 ",
-            "m2 656d707479 \"empty\" 0 1.13 1:2:0 ",
+            "m2 73686f7274 \"short\" 1 1.13 1:2:6 ",
             "verified 9 payloads",
             "no damage found",
         ],

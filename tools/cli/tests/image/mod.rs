@@ -302,7 +302,7 @@ pub(crate) fn pair_of(opens: u32, is_closed: bool) -> Pair {
             block("m1", "replaced", 11, 9000),
             tombstone("m2", "removed", 12),
         ],
-        vec![block("m2", "empty", 13, 0), block("m2", "mid", 14, 4097)],
+        vec![block("m2", "short", 13, 1), block("m2", "mid", 14, 4097)],
         vec![tombstone("gone", "", 15), block("m2", "last", 16, 300)],
     ];
     let unsealed = write_segment(&b, &unsealed, &frames);
