@@ -31,6 +31,8 @@ const LEN_MAX: u64 = 1 << 20;
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// What memory may vary by: buffers of clients, and the allocator's own.
 const MEMORY_SLACK: u64 = 16 << 20;
+/// Longer than any call may take.
+const CALL_MAX: Duration = Duration::from_secs(30);
 /// How long pins and leases have to come home once all clients stopped.
 const SETTLE_WAIT: Duration = Duration::from_secs(10);
 
@@ -260,33 +262,40 @@ impl<'a> Soak<'a> {
                 return;
             };
             self.counts.borrow_mut().calls += 1;
-            match self.below(20) {
-                0..9 => self.read(engine, &key, (id, number)).await,
-                9..14 => {
-                    self.put(engine, &key, (id, number), Durability::Volatile)
-                        .await
-                }
-                14 | 15 => {
-                    self.put(engine, &key, (id, number), Durability::Durable)
-                        .await
-                }
-                16 => {
-                    self.stored.borrow_mut().remove(&(id, number));
-                    let removed = engine.remove(&key).await;
-                    self.count_unavailable(&removed);
-                }
-                17 => {
-                    let ttl = Duration::from_millis(self.below(50));
-                    let options = GetOptions::default();
-                    let leased = engine.lease(&key, ttl, &options).await;
-                    self.count_unavailable(&leased);
-                    if let (Lookup::Hit { value, .. }, 0) = (leased, self.below(2)) {
-                        engine.release(&value).await;
-                    }
-                }
-                18 => engine.prefetch(&[key], Duration::from_millis(5)).await,
-                _ => self.give_up(engine, &key, (id, number)).await,
+            let choice = self.below(20);
+            let late = async {
+                async_io::Timer::after(CALL_MAX).await;
+                self.leak(format!("call {choice} of client {id} does not end"));
+            };
+            let call = self.call(engine, &key, (id, number), choice);
+            futures_lite::future::or(call, late).await;
+        }
+    }
+
+    async fn call(&self, engine: &Engine, key: &BlockKey, block: (u64, u64), choice: u64) {
+        match choice {
+            0..9 => self.read(engine, key, block).await,
+            9..14 => self.put(engine, key, block, Durability::Volatile).await,
+            14 | 15 => self.put(engine, key, block, Durability::Durable).await,
+            16 => {
+                self.stored.borrow_mut().remove(&block);
+                let removed = engine.remove(key).await;
+                self.count_unavailable(&removed);
             }
+            17 => {
+                let ttl = Duration::from_millis(self.below(50));
+                let options = GetOptions::default();
+                let leased = engine.lease(key, ttl, &options).await;
+                self.count_unavailable(&leased);
+                if let (Lookup::Hit { value, .. }, 0) = (leased, self.below(2)) {
+                    engine.release(&value).await;
+                }
+            }
+            18 => {
+                let budget = Duration::from_millis(5);
+                engine.prefetch(std::slice::from_ref(key), budget).await;
+            }
+            _ => self.give_up(engine, key, block).await,
         }
     }
 
