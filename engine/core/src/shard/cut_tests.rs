@@ -69,7 +69,11 @@ fn subsets(cut: &Cut) -> Vec<Subset> {
 /// Cuts a script everywhere; there must be as many recoveries as it was written for.
 fn check(script: &Script, cases_min: usize) {
     let (_, cases) = cut_everywhere(script, subsets);
-    let enough = only_cut().is_some() || cases >= cases_min;
+    let enough = match only_cut() {
+        Some(cut) if cut.starts_with(&format!("{}:", script.name)) => cases > 0,
+        Some(_) => true,
+        None => cases >= cases_min,
+    };
     assert!(enough, "{}: {cases} cases", script.name);
 }
 
@@ -497,7 +501,7 @@ fn power_lost_at_every_operation_of_shards_that_empty_segments_of_others_brings_
         let all = subsets(cut);
         all[..if only_cut().is_some() { all.len() } else { 3 }].to_vec()
     });
-    assert!(only_cut().is_some() || cases > 300, "{cases} cases");
+    assert!(only_cut().is_some() || cases >= 280, "{cases} cases");
 }
 
 /// Cuts in which the device just got a structure that begins with `magic`: it is torn at each
