@@ -571,6 +571,8 @@ mod cut_world;
 #[cfg(test)]
 mod degrade_tests;
 #[cfg(test)]
+mod fairness_tests;
+#[cfg(test)]
 mod log_lines;
 #[cfg(test)]
 mod outcome_tests;
