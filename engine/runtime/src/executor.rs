@@ -2,7 +2,7 @@
 //!
 //! Threads outlive their shards: an ended shard's thread waits, parked, for the next.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -260,6 +260,8 @@ struct GlommioRuntime {
     /// Eventfds as glommio reads them, opened at their first wait. Each is kept beside its file,
     /// so that its number is not given to another.
     eventfds: Rc<RefCell<HashMap<usize, Watched>>>,
+    /// The last wait for an eventfd failed: the next ones that do are no news.
+    failing: Rc<Cell<bool>>,
 }
 
 impl GlommioRuntime {
@@ -267,6 +269,7 @@ impl GlommioRuntime {
         Self {
             origin: process_origin(),
             eventfds: Rc::default(),
+            failing: Rc::default(),
         }
     }
 
@@ -334,7 +337,7 @@ impl Tasks for GlommioRuntime {
 
 impl Runtime for GlommioRuntime {
     fn wait_for(&self, wake: &Eventfd) -> LocalFuture<'static, ()> {
-        let file = self.file_of(wake);
+        let (file, failing) = (self.file_of(wake), Rc::clone(&self.failing));
         async move {
             let read = match file {
                 Ok(file) => file
@@ -344,8 +347,11 @@ impl Runtime for GlommioRuntime {
                     .map_err(|e| e.to_string()),
                 Err(error) => Err(error.to_string()),
             };
+            let was_failing = failing.replace(read.is_err());
             if let Err(error) = read {
-                tracing::error!(error, "wait for an eventfd");
+                if !was_failing {
+                    tracing::error!(error, "wait for an eventfd");
+                }
                 // Who waits in a loop must not keep the thread: it looks again a little later.
                 Timer::new(EVENTFD_PAUSE).await;
             }
