@@ -172,9 +172,10 @@ pub enum PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 9] = [
+const BUILT_IN: [(&str, Make); 10] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
+    ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
     ("LRU", |config| Ok(Box::new(Lru::new(config)?))),
     ("SIEVE", |config| Ok(Box::new(Sieve::new(config)?))),
     ("S3FIFO", |config| s3fifo(S3FifoVariant::PAPER, config)),
