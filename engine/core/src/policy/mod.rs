@@ -19,6 +19,8 @@
 mod clock;
 mod fifo;
 mod ghost;
+mod heap;
+mod lfu;
 mod list;
 mod lru;
 mod s3fifo;
@@ -31,6 +33,7 @@ pub use terrace_types::BlockIx;
 
 pub use clock::Clock;
 pub use fifo::Fifo;
+pub use lfu::Lfu;
 pub use lru::Lru;
 pub use s3fifo::{S3Fifo, S3FifoVariant};
 pub use sieve::Sieve;
@@ -172,11 +175,12 @@ pub enum PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 10] = [
+const BUILT_IN: [(&str, Make); 11] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
     ("LRU", |config| Ok(Box::new(Lru::new(config)?))),
+    ("LFU", |config| Ok(Box::new(Lfu::new(config)?))),
     ("SIEVE", |config| Ok(Box::new(Sieve::new(config)?))),
     ("S3FIFO", |config| s3fifo(S3FifoVariant::PAPER, config)),
     ("S3FIFO-t1", |config| {
