@@ -23,6 +23,7 @@ mod heap;
 mod lfu;
 mod list;
 mod lru;
+mod lru2;
 mod s3fifo;
 mod sieve;
 
@@ -35,6 +36,7 @@ pub use clock::Clock;
 pub use fifo::Fifo;
 pub use lfu::Lfu;
 pub use lru::Lru;
+pub use lru2::{Lru2, Lru2History};
 pub use s3fifo::{S3Fifo, S3FifoVariant};
 pub use sieve::Sieve;
 
@@ -175,12 +177,15 @@ pub enum PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 11] = [
+const BUILT_IN: [(&str, Make); 14] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
     ("LRU", |config| Ok(Box::new(Lru::new(config)?))),
     ("LFU", |config| Ok(Box::new(Lfu::new(config)?))),
+    ("LRU2nohist", |config| lru2(Lru2History::None, config)),
+    ("LRU2hist", |config| lru2(Lru2History::Unbounded, config)),
+    ("LRU2-bounded", |config| lru2(Lru2History::Bounded, config)),
     ("SIEVE", |config| Ok(Box::new(Sieve::new(config)?))),
     ("S3FIFO", |config| s3fifo(S3FifoVariant::PAPER, config)),
     ("S3FIFO-t1", |config| {
@@ -199,6 +204,10 @@ const BUILT_IN: [(&str, Make); 11] = [
 
 fn s3fifo(variant: S3FifoVariant, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
     Ok(Box::new(S3Fifo::with(variant, config)?))
+}
+
+fn lru2(history: Lru2History, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
+    Ok(Box::new(Lru2::new(history, config)?))
 }
 
 /// The names of the policies built in; any case is accepted.
