@@ -26,6 +26,7 @@ mod lru;
 mod lru2;
 mod s3fifo;
 mod sieve;
+mod twoq;
 
 use terrace_slab::HugeVecError;
 use terrace_types::Access;
@@ -39,6 +40,7 @@ pub use lru::Lru;
 pub use lru2::{Lru2, Lru2History};
 pub use s3fifo::{S3Fifo, S3FifoVariant};
 pub use sieve::Sieve;
+pub use twoq::TwoQ;
 
 /// How many refused blocks `victim` looks at before it gives up.
 ///
@@ -177,7 +179,7 @@ pub enum PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 14] = [
+const BUILT_IN: [(&str, Make); 15] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
@@ -186,6 +188,7 @@ const BUILT_IN: [(&str, Make); 14] = [
     ("LRU2nohist", |config| lru2(Lru2History::None, config)),
     ("LRU2hist", |config| lru2(Lru2History::Unbounded, config)),
     ("LRU2-bounded", |config| lru2(Lru2History::Bounded, config)),
+    ("2Q", |config| Ok(Box::new(TwoQ::new(config)?))),
     ("SIEVE", |config| Ok(Box::new(Sieve::new(config)?))),
     ("S3FIFO", |config| s3fifo(S3FifoVariant::PAPER, config)),
     ("S3FIFO-t1", |config| {
