@@ -16,6 +16,7 @@
 //!
 //! Exact algorithms and the papers they come from are named in each file.
 
+mod arc;
 mod clock;
 mod fifo;
 mod ghost;
@@ -33,6 +34,7 @@ use terrace_types::Access;
 
 pub use terrace_types::BlockIx;
 
+pub use arc::AdaptiveReplacement;
 pub use clock::Clock;
 pub use fifo::Fifo;
 pub use lfu::Lfu;
@@ -179,7 +181,7 @@ pub enum PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 15] = [
+const BUILT_IN: [(&str, Make); 16] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
@@ -189,6 +191,9 @@ const BUILT_IN: [(&str, Make); 15] = [
     ("LRU2hist", |config| lru2(Lru2History::Unbounded, config)),
     ("LRU2-bounded", |config| lru2(Lru2History::Bounded, config)),
     ("2Q", |config| Ok(Box::new(TwoQ::new(config)?))),
+    ("ARC", |config| {
+        Ok(Box::new(AdaptiveReplacement::new(config)?))
+    }),
     ("SIEVE", |config| Ok(Box::new(Sieve::new(config)?))),
     ("S3FIFO", |config| s3fifo(S3FifoVariant::PAPER, config)),
     ("S3FIFO-t1", |config| {
