@@ -22,7 +22,14 @@ const BLOCKS_MAX: u32 = 200;
 
 /// Policies of whose state a restart keeps a part only; their files say which. They must go on
 /// after it, but not as if nothing had happened.
-const LOSES_BY_A_RESTART: [&str; 4] = ["LRU2nohist", "LRU2hist", "LRU2-bounded", "ARC"];
+const LOSES_BY_A_RESTART: [&str; 6] = [
+    "LRU2nohist",
+    "LRU2hist",
+    "LRU2-bounded",
+    "ARC",
+    "LIRS",
+    "LIRS-bounded",
+];
 
 /// Policies whose tags mean the same are of one family.
 fn family(name: &str) -> &str {

@@ -22,6 +22,7 @@ mod fifo;
 mod ghost;
 mod heap;
 mod lfu;
+mod lirs;
 mod list;
 mod lru;
 mod lru2;
@@ -38,6 +39,7 @@ pub use arc::AdaptiveReplacement;
 pub use clock::Clock;
 pub use fifo::Fifo;
 pub use lfu::Lfu;
+pub use lirs::{Lirs, LirsHistory};
 pub use lru::Lru;
 pub use lru2::{Lru2, Lru2History};
 pub use s3fifo::{S3Fifo, S3FifoVariant};
@@ -181,7 +183,7 @@ pub enum PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 16] = [
+const BUILT_IN: [(&str, Make); 18] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
@@ -194,6 +196,8 @@ const BUILT_IN: [(&str, Make); 16] = [
     ("ARC", |config| {
         Ok(Box::new(AdaptiveReplacement::new(config)?))
     }),
+    ("LIRS", |config| lirs(LirsHistory::Unbounded, config)),
+    ("LIRS-bounded", |config| lirs(LirsHistory::Bounded, config)),
     ("SIEVE", |config| Ok(Box::new(Sieve::new(config)?))),
     ("S3FIFO", |config| s3fifo(S3FifoVariant::PAPER, config)),
     ("S3FIFO-t1", |config| {
@@ -216,6 +220,10 @@ fn s3fifo(variant: S3FifoVariant, config: PolicyConfig) -> Result<Box<dyn Policy
 
 fn lru2(history: Lru2History, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
     Ok(Box::new(Lru2::new(history, config)?))
+}
+
+fn lirs(history: LirsHistory, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
+    Ok(Box::new(Lirs::new(history, config)?))
 }
 
 /// The names of the policies built in; any case is accepted.
