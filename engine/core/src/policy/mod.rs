@@ -19,6 +19,7 @@
 mod arc;
 mod clock;
 mod fifo;
+mod gdsf;
 mod ghost;
 mod heap;
 mod lfu;
@@ -38,6 +39,7 @@ pub use terrace_types::BlockIx;
 pub use arc::AdaptiveReplacement;
 pub use clock::Clock;
 pub use fifo::Fifo;
+pub use gdsf::Gdsf;
 pub use lfu::Lfu;
 pub use lirs::{Lirs, LirsHistory};
 pub use lru::Lru;
@@ -183,7 +185,7 @@ pub enum PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 18] = [
+const BUILT_IN: [(&str, Make); 19] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
@@ -198,6 +200,7 @@ const BUILT_IN: [(&str, Make); 18] = [
     }),
     ("LIRS", |config| lirs(LirsHistory::Unbounded, config)),
     ("LIRS-bounded", |config| lirs(LirsHistory::Bounded, config)),
+    ("GDSF", |config| Ok(Box::new(Gdsf::new(config)?))),
     ("SIEVE", |config| Ok(Box::new(Sieve::new(config)?))),
     ("S3FIFO", |config| s3fifo(S3FifoVariant::PAPER, config)),
     ("S3FIFO-t1", |config| {
