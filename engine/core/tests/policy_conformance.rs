@@ -22,7 +22,9 @@ const BLOCKS_MAX: u32 = 200;
 
 /// Policies of whose state a restart keeps a part only; their files say which. They must go on
 /// after it, but not as if nothing had happened.
-const LOSES_BY_A_RESTART: [&str; 7] = [
+const LOSES_BY_A_RESTART: [&str; 9] = [
+    "WTinyLFU",
+    "WTinyLFUx",
     "GDSF",
     "LRU2nohist",
     "LRU2hist",

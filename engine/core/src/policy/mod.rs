@@ -19,6 +19,7 @@
 mod arc;
 mod clock;
 mod fifo;
+mod frequency;
 mod gdsf;
 mod ghost;
 mod heap;
@@ -30,6 +31,7 @@ mod lru2;
 mod s3fifo;
 mod sieve;
 mod twoq;
+mod wtinylfu;
 
 use terrace_slab::HugeVecError;
 use terrace_types::Access;
@@ -47,6 +49,7 @@ pub use lru2::{Lru2, Lru2History};
 pub use s3fifo::{S3Fifo, S3FifoVariant};
 pub use sieve::Sieve;
 pub use twoq::TwoQ;
+pub use wtinylfu::WTinyLfu;
 
 /// How many refused blocks `victim` looks at before it gives up.
 ///
@@ -185,7 +188,7 @@ pub enum PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 19] = [
+const BUILT_IN: [(&str, Make); 21] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
@@ -200,6 +203,8 @@ const BUILT_IN: [(&str, Make); 19] = [
     }),
     ("LIRS", |config| lirs(LirsHistory::Unbounded, config)),
     ("LIRS-bounded", |config| lirs(LirsHistory::Bounded, config)),
+    ("WTinyLFU", |config| Ok(Box::new(WTinyLfu::new(config)?))),
+    ("WTinyLFUx", |config| Ok(Box::new(WTinyLfu::exact(config)?))),
     ("GDSF", |config| Ok(Box::new(Gdsf::new(config)?))),
     ("SIEVE", |config| Ok(Box::new(Sieve::new(config)?))),
     ("S3FIFO", |config| s3fifo(S3FifoVariant::PAPER, config)),
