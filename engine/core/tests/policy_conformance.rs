@@ -22,16 +22,18 @@ const BLOCKS_MAX: u32 = 200;
 
 /// Policies of whose state a restart keeps a part only; their files say which. They must go on
 /// after it, but not as if nothing had happened.
-const LOSES_BY_A_RESTART: [&str; 9] = [
-    "WTinyLFU",
-    "WTinyLFUx",
-    "GDSF",
+const LOSES_BY_A_RESTART: [&str; 11] = [
+    "S3FIFO-lcs",
+    "S3FIFO-lcs-t1",
     "LRU2nohist",
     "LRU2hist",
     "LRU2-bounded",
     "ARC",
     "LIRS",
     "LIRS-bounded",
+    "GDSF",
+    "WTinyLFU",
+    "WTinyLFUx",
 ];
 
 /// Policies whose tags mean the same are of one family.
