@@ -2,11 +2,12 @@
 //!
 //! After Corbato, "A Paging Experiment with the Multics System" (1968), as a queue with
 //! reinsertion: the oldest block goes, unless it was read since it last came to the tail;
-//! then it loses its mark and moves to the head.
+//! then it loses a mark and moves to the head. In the plain form a block has one mark, in the
+//! form with two bits each read gives it one more, up to three.
 //!
 //! **Invariants**
 //! - The queue holds every known block.
-//! - A block's mark is set by a hit and cleared when the block moves to the head or leaves.
+//! - A block's marks are set by hits and cleared when the block moves to the head or leaves.
 
 use terrace_slab::HugeVec;
 use terrace_types::{Access, BlockIx};
@@ -14,34 +15,51 @@ use terrace_types::{Access, BlockIx};
 use super::list::{Links, List, Search};
 use super::{Policy, PolicyBytes, PolicyConfig, PolicyError};
 
-/// Tag of a block whose mark is set; others have 0. No other policy built in gives this tag, so
-/// that after a change of policy nothing is read into it.
+/// Tag of a block with marks: one of four, and the count of marks less one. Others have 0. No
+/// other policy built in gives these tags, so that after a change of policy nothing is read
+/// into them.
 const TAG_READ: u8 = 1 << 6;
 
-/// FIFO with reinsertion. A hit sets one byte.
+/// FIFO with reinsertion. A hit counts up in one byte.
 pub struct Clock {
     links: Links,
     queue: List,
-    was_read: HugeVec<bool>,
+    marks: HugeVec<u8>,
+    name: &'static str,
+    marks_max: u8,
 }
 
 impl Clock {
-    /// A policy that knows no block.
+    /// A policy that knows no block, with one mark a block.
     ///
     /// # Errors
     /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
     pub fn new(config: PolicyConfig) -> Result<Self, PolicyError> {
+        Self::with("CLOCK", 1, config)
+    }
+
+    /// A policy that knows no block, with two bits a block: up to three marks.
+    ///
+    /// # Errors
+    /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
+    pub fn two_bits(config: PolicyConfig) -> Result<Self, PolicyError> {
+        Self::with("CLOCK2b", 3, config)
+    }
+
+    fn with(name: &'static str, marks_max: u8, config: PolicyConfig) -> Result<Self, PolicyError> {
         Ok(Self {
+            name,
+            marks_max,
             links: Links::new(config.blocks_max)?,
             queue: List::EMPTY,
-            was_read: HugeVec::with_capacity(config.blocks_max as usize)?,
+            marks: HugeVec::with_capacity(config.blocks_max as usize)?,
         })
     }
 }
 
 impl Policy for Clock {
     fn name(&self) -> &'static str {
-        "CLOCK"
+        self.name
     }
 
     fn set_capacity(&mut self, _blocks: usize) {}
@@ -49,13 +67,14 @@ impl Policy for Clock {
     #[inline]
     fn on_hit(&mut self, block: BlockIx, _access: &Access) {
         debug_assert!(self.links.is_linked(block), "{block:?} is not known");
-        self.was_read[block.0 as usize] = true;
+        let marks = &mut self.marks[block.0 as usize];
+        *marks = (*marks + 1).min(self.marks_max);
     }
 
     fn on_insert(&mut self, block: BlockIx, _access: &Access) {
         self.links.push_head(&mut self.queue, block);
-        self.was_read.grow_to(block.0 as usize + 1);
-        self.was_read[block.0 as usize] = false;
+        self.marks.grow_to(block.0 as usize + 1);
+        self.marks[block.0 as usize] = 0;
     }
 
     fn on_remove(&mut self, block: BlockIx) {
@@ -63,26 +82,33 @@ impl Policy for Clock {
     }
 
     fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx> {
-        let was_read = &mut self.was_read;
-        let victim = self.links.find_without_chance(
-            &mut self.queue,
-            &mut Search::new(evictable),
-            |block| std::mem::take(&mut was_read[block.0 as usize]),
-        )?;
+        let marks = &mut self.marks;
+        let spend = |block: BlockIx| {
+            let marks = &mut marks[block.0 as usize];
+            let has_marks = *marks > 0;
+            *marks -= u8::from(has_marks);
+            has_marks
+        };
+        let mut search = Search::new(evictable);
+        let victim = self
+            .links
+            .find_without_chance(&mut self.queue, &mut search, spend)?;
         self.links.unlink(&mut self.queue, victim);
         Some(victim)
     }
 
     fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
         for block in self.links.oldest_first(&self.queue) {
-            let was_read = self.was_read[block.0 as usize];
-            visit(block, if was_read { TAG_READ } else { 0 });
+            let marks = self.marks[block.0 as usize];
+            visit(block, if marks > 0 { TAG_READ + marks - 1 } else { 0 });
         }
     }
 
     fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
         self.on_insert(block, access);
-        self.was_read[block.0 as usize] = tag == TAG_READ;
+        if tag & !0b11 == TAG_READ {
+            self.marks[block.0 as usize] = (tag - TAG_READ + 1).min(self.marks_max);
+        }
     }
 
     fn len(&self) -> usize {
@@ -91,13 +117,14 @@ impl Policy for Clock {
 
     fn bytes(&self) -> PolicyBytes {
         PolicyBytes {
-            resident: self.links.bytes() + self.was_read.bytes(),
+            resident: self.links.bytes() + self.marks.bytes(),
             ghosts: 0,
         }
     }
 
     fn check(&self) {
         self.links.check(&[&self.queue]);
+        assert!(self.marks.iter().all(|&marks| marks <= self.marks_max));
     }
 }
 
@@ -132,7 +159,7 @@ mod tests {
         (0..3).for_each(|number| clock.on_insert(BlockIx(number), &access));
         clock.on_hit(BlockIx(0), &access);
         assert_eq!(clock.victim(&mut |block| block.0 > 0), Some(BlockIx(1)));
-        assert!(clock.was_read[0]);
+        assert_eq!(clock.marks[0], 1);
         assert_eq!(clock.queue.tail(), Some(BlockIx(0)));
     }
 }

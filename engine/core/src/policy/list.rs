@@ -83,6 +83,26 @@ impl Links {
         list.len += 1;
     }
 
+    /// Puts a block that is in no list beside `neighbour`, which is in `list`: as the next older.
+    pub(super) fn push_beside(&mut self, list: &mut List, block: BlockIx, neighbour: BlockIx) {
+        let index = block.0 as usize;
+        self.0.grow_to(index + 1);
+        assert_eq!(
+            self.0[index][TOWARD_HEAD], UNLINKED,
+            "{block:?} is already known"
+        );
+        let older = self.0[neighbour.0 as usize][TOWARD_TAIL];
+        assert_ne!(older, UNLINKED, "{neighbour:?} is not known");
+        let link = block.0 + 1;
+        self.0[index] = [neighbour.0 + 1, older];
+        self.0[neighbour.0 as usize][TOWARD_TAIL] = link;
+        match block_at(older) {
+            Some(older) => self.0[older.0 as usize][TOWARD_HEAD] = link,
+            None => list.tail = link,
+        }
+        list.len += 1;
+    }
+
     /// Takes `block` out of `list`, where it must be.
     pub(super) fn unlink(&mut self, list: &mut List, block: BlockIx) {
         let index = block.0 as usize;
@@ -209,6 +229,12 @@ impl Links {
         self.0.bytes()
     }
 
+    /// Bytes of the links in use of blocks from `number` on.
+    pub(super) fn bytes_from(&self, number: u32) -> u64 {
+        let count = self.0.len().saturating_sub(number as usize);
+        (count * size_of::<[u32; 2]>()) as u64
+    }
+
     /// Panics unless `lists` are whole and hold every linked block.
     pub(super) fn check(&self, lists: &[&List]) {
         for list in lists {
@@ -307,6 +333,15 @@ mod tests {
             assert!(!links.is_linked(BlockIx(gone)));
             links.push_head(&mut list, BlockIx(gone));
             assert_eq!(numbers(&links, &list), [left[0], left[1], gone]);
+        }
+    }
+
+    #[test]
+    fn list_block_pushed_beside_another_is_the_next_older() {
+        for (neighbour, order) in [(0, [9, 0, 1, 2]), (1, [0, 9, 1, 2]), (2, [0, 1, 9, 2])] {
+            let (mut links, mut list) = list_of(3);
+            links.push_beside(&mut list, BlockIx(9), BlockIx(neighbour));
+            assert_eq!(numbers(&links, &list), order);
         }
     }
 

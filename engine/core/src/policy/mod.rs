@@ -16,23 +16,42 @@
 //!
 //! Exact algorithms and the papers they come from are named in each file.
 
+mod arc;
 mod clock;
 mod fifo;
+mod frequency;
+mod gdsf;
+mod ghost;
+mod heap;
+mod lfu;
+mod lirs;
 mod list;
 mod lru;
+mod lru2;
+mod opt;
 mod s3fifo;
 mod sieve;
+mod twoq;
+mod wtinylfu;
 
 use terrace_slab::HugeVecError;
 use terrace_types::Access;
 
 pub use terrace_types::BlockIx;
 
+pub use arc::AdaptiveReplacement;
 pub use clock::Clock;
 pub use fifo::Fifo;
+pub use gdsf::Gdsf;
+pub use lfu::Lfu;
+pub use lirs::{Lirs, LirsHistory};
 pub use lru::Lru;
-pub use s3fifo::S3Fifo;
+pub use lru2::{Lru2, Lru2History};
+pub use opt::{OptBound, opt_hits};
+pub use s3fifo::{S3Fifo, S3FifoVariant};
 pub use sieve::Sieve;
+pub use twoq::TwoQ;
+pub use wtinylfu::WTinyLfu;
 
 /// How many refused blocks `victim` looks at before it gives up.
 ///
@@ -123,7 +142,9 @@ pub trait Policy {
         self.on_insert(block, access);
     }
 
-    /// Whether a block that is about to be stored is worth a slot.
+    /// Whether a block that is about to be stored is worth a slot. A policy whose choice of a
+    /// victim depends on the block that needs the room learns of that block here; it may come
+    /// without having been announced, and one that was announced may not come.
     fn admit(&mut self, access: &Access) -> Admission {
         let _ = access;
         Admission::Admit
@@ -172,24 +193,79 @@ impl From<HugeVecError> for PolicyError {
     }
 }
 
+/// Makes a policy.
+type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
+
+/// The policies built in, by name.
+const BUILT_IN: [(&str, Make); 21] = [
+    ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
+    ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
+    ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
+    ("LRU", |config| Ok(Box::new(Lru::new(config)?))),
+    ("LFU", |config| Ok(Box::new(Lfu::new(config)?))),
+    ("LRU2nohist", |config| lru2(Lru2History::None, config)),
+    ("LRU2hist", |config| lru2(Lru2History::Unbounded, config)),
+    ("LRU2-bounded", |config| lru2(Lru2History::Bounded, config)),
+    ("2Q", |config| Ok(Box::new(TwoQ::new(config)?))),
+    ("ARC", |config| {
+        Ok(Box::new(AdaptiveReplacement::new(config)?))
+    }),
+    ("LIRS", |config| lirs(LirsHistory::Unbounded, config)),
+    ("LIRS-bounded", |config| lirs(LirsHistory::Bounded, config)),
+    ("WTinyLFU", |config| Ok(Box::new(WTinyLfu::new(config)?))),
+    ("WTinyLFUx", |config| Ok(Box::new(WTinyLfu::exact(config)?))),
+    ("GDSF", |config| Ok(Box::new(Gdsf::new(config)?))),
+    ("SIEVE", |config| Ok(Box::new(Sieve::new(config)?))),
+    ("S3FIFO", |config| s3fifo(S3FifoVariant::PAPER, config)),
+    ("S3FIFO-t1", |config| {
+        s3fifo(S3FifoVariant::PAPER_ONE_HIT, config)
+    }),
+    ("S3FIFO-lcs", |config| {
+        s3fifo(S3FifoVariant::LIBRARY, config)
+    }),
+    ("S3FIFO-lcs-t1", |config| {
+        s3fifo(S3FifoVariant::LIBRARY_ONE_HIT, config)
+    }),
+    ("S3FIFO-lcs24", |config| {
+        s3fifo(S3FifoVariant::LIBRARY_2024, config)
+    }),
+];
+
+fn s3fifo(variant: S3FifoVariant, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
+    Ok(Box::new(S3Fifo::with(variant, config)?))
+}
+
+fn lru2(history: Lru2History, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
+    Ok(Box::new(Lru2::new(history, config)?))
+}
+
+fn lirs(history: LirsHistory, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
+    Ok(Box::new(Lirs::new(history, config)?))
+}
+
 /// The names of the policies built in; any case is accepted.
-pub const POLICY_NAMES: [&str; 5] = ["FIFO", "CLOCK", "LRU", "SIEVE", "S3FIFO"];
+pub const POLICY_NAMES: [&str; BUILT_IN.len()] = {
+    let mut names = [""; BUILT_IN.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = BUILT_IN[at].0;
+        at += 1;
+    }
+    names
+};
 
 /// The policy built in under `name`, in any case.
 ///
 /// # Errors
 /// [`PolicyError::UnknownName`] with the names there are, or [`PolicyError::Memory`].
 pub fn by_name(name: &str, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
-    Ok(match name.to_ascii_uppercase().as_str() {
-        "FIFO" => Box::new(Fifo::new(config)?),
-        "CLOCK" => Box::new(Clock::new(config)?),
-        "LRU" => Box::new(Lru::new(config)?),
-        "SIEVE" => Box::new(Sieve::new(config)?),
-        "S3FIFO" => Box::new(S3Fifo::new(config)?),
-        _ => {
-            return Err(PolicyError::UnknownName {
-                name: name.to_owned(),
-            });
-        }
-    })
+    let built_in = BUILT_IN
+        .iter()
+        .find(|(known, _)| known.eq_ignore_ascii_case(name));
+    match built_in {
+        Some((_, make)) => make(config),
+        None => Err(PolicyError::UnknownName {
+            name: name.to_owned(),
+        }),
+    }
 }

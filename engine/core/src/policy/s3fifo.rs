@@ -7,9 +7,15 @@
 //! as a ghost; a block whose ghost is found is inserted in the main queue. Hits are counted up
 //! to three; in the main queue a block spends one for every round.
 //!
+//! Two things differ between this text and what is in use, so there are [`S3FifoVariant`]s: a
+//! block may be promoted after one hit, and the library that the authors measured with, released
+//! as libCacheSim, looks for the ghost before it makes room, gives up blocks of the main queue
+//! only when that has more than its share, and fills both queues before it evicts at all.
+//!
 //! Over a clean restart queues and hits are kept and ghosts are lost: a block that comes back
 //! after that enters the small queue although the earlier run had a ghost of it. A pending block
-//! comes back as the oldest of the small queue. A block's tag is its state.
+//! comes back as the oldest of the small queue. A block's tag is its state, and means the same
+//! to all variants. That nothing was evicted yet is lost, too.
 //!
 //! **Invariants**
 //! - A known block is in the queue that its state names: small, main or pending.
@@ -17,14 +23,13 @@
 //!   promotion into a full main queue gives up a block of that queue on top of the victim.
 //! - There are at most as many ghosts as the main queue's share, the oldest goes first.
 
-use terrace_slab::{HugeVec, HugeVecError};
+use terrace_slab::HugeVec;
 use terrace_types::{Access, BlockIx, KeyHash};
 
+use super::ghost::Ghosts;
 use super::list::{Links, List, Search};
-use super::{Policy, PolicyBytes, PolicyConfig, PolicyError};
+use super::{Admission, Policy, PolicyBytes, PolicyConfig, PolicyError};
 
-/// Hits a block must have to be promoted instead of given up.
-const PROMOTE_HITS_MIN: u8 = 2;
 /// Hits are counted up to this; two bits of a block's state.
 const HITS_MAX: u8 = 3;
 /// The bits of a block's state that count its hits; the bits above name its queue.
@@ -39,8 +44,61 @@ const MAIN: u8 = 2 << 2;
 /// State of a block that is given up but not taken yet.
 const PENDING: u8 = 3 << 2;
 
+/// Which rules S3-FIFO follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct S3FifoVariant {
+    /// The policy's name, as users write it.
+    pub name: &'static str,
+    /// Hits a block must have to be promoted instead of given up.
+    pub promote_hits_min: u8,
+    /// Follow the library, not the paper: the ghost of a new block is looked for before room is
+    /// made, a promotion gives up nothing, and the main queue yields only above its share. With
+    /// a small queue of one block or none it admits no block.
+    pub is_library: bool,
+    /// Until the first eviction new blocks that the small queue has no room for go straight to
+    /// the main queue.
+    pub fills_main: bool,
+}
+
+impl S3FifoVariant {
+    /// Algorithm 1 of the paper.
+    pub const PAPER: Self = Self {
+        name: "S3FIFO",
+        promote_hits_min: 2,
+        is_library: false,
+        fills_main: false,
+    };
+    /// Algorithm 1 with promotion after one hit.
+    pub const PAPER_ONE_HIT: Self = Self {
+        name: "S3FIFO-t1",
+        promote_hits_min: 1,
+        ..Self::PAPER
+    };
+    /// The library since its version 0.3.
+    pub const LIBRARY: Self = Self {
+        name: "S3FIFO-lcs",
+        promote_hits_min: 2,
+        is_library: true,
+        fills_main: true,
+    };
+    /// The library since its version 0.3 with promotion after one hit.
+    pub const LIBRARY_ONE_HIT: Self = Self {
+        name: "S3FIFO-lcs-t1",
+        promote_hits_min: 1,
+        ..Self::LIBRARY
+    };
+    /// The library as of October 2024, which fills the small queue first.
+    pub const LIBRARY_2024: Self = Self {
+        name: "S3FIFO-lcs24",
+        fills_main: false,
+        ..Self::LIBRARY
+    };
+}
+
 /// Three FIFO queues: small, main and ghosts. A hit counts up in one byte.
 pub struct S3Fifo {
+    variant: S3FifoVariant,
+    has_evicted: bool,
     links: Links,
     states: HugeVec<u8>,
     small: List,
@@ -57,26 +115,43 @@ pub struct S3Fifo {
 struct Shares {
     small: usize,
     main: usize,
+    ghosts: usize,
 }
 
 impl Shares {
-    fn of(capacity_blocks: usize) -> Self {
-        let small = (capacity_blocks / 10).max(1);
+    fn of(capacity_blocks: usize, variant: S3FifoVariant) -> Self {
+        let small = (capacity_blocks / 10).max(usize::from(!variant.is_library));
+        let main = capacity_blocks.saturating_sub(small);
         Self {
             small,
-            main: capacity_blocks.saturating_sub(small),
+            main,
+            ghosts: if variant.is_library {
+                (capacity_blocks as u64 * 9 / 10) as usize
+            } else {
+                main
+            },
         }
     }
 }
 
 impl S3Fifo {
-    /// A policy that knows no block.
+    /// A policy that knows no block, by the rules of the paper.
     ///
     /// # Errors
     /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
     pub fn new(config: PolicyConfig) -> Result<Self, PolicyError> {
-        let shares = Shares::of(config.capacity_blocks);
+        Self::with(S3FifoVariant::PAPER, config)
+    }
+
+    /// A policy that knows no block, by the rules of `variant`.
+    ///
+    /// # Errors
+    /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
+    pub fn with(variant: S3FifoVariant, config: PolicyConfig) -> Result<Self, PolicyError> {
+        let shares = Shares::of(config.capacity_blocks, variant);
         Ok(Self {
+            variant,
+            has_evicted: false,
             links: Links::new(config.blocks_max)?,
             states: HugeVec::with_capacity(config.blocks_max as usize)?,
             small: List::EMPTY,
@@ -84,14 +159,23 @@ impl S3Fifo {
             pending: List::EMPTY,
             shares,
             ids: HugeVec::with_capacity(config.blocks_max as usize)?,
-            ghosts: Ghosts::new(config.blocks_max, shares.main)?,
+            ghosts: Ghosts::bounded(config.blocks_max, shares.ghosts)?,
         })
+    }
+
+    /// Whether the next block is given up from the small queue, if it has one to give.
+    const fn is_small_next(&self) -> bool {
+        if self.variant.is_library {
+            !self.small.is_empty() && self.main.len() <= self.shares.main
+        } else {
+            self.small.len() >= self.shares.small || self.main.is_empty()
+        }
     }
 
     /// Gives up at least one block, unless the search accepts none.
     fn evict(&mut self, search: &mut Search<'_>) {
         let count_before = self.pending.len();
-        let small_first = self.small.len() >= self.shares.small || self.main.is_empty();
+        let small_first = self.is_small_next();
         let mut promoted = None;
         if small_first {
             promoted = self.evict_small(search);
@@ -111,8 +195,8 @@ impl S3Fifo {
         }
     }
 
-    /// Gives up the oldest accepted block of the small queue with fewer than two hits. Those
-    /// with more are promoted on the way; the first of them is returned.
+    /// Gives up the oldest accepted block of the small queue with too few hits. Those with more
+    /// are promoted on the way; the first of them is returned.
     fn evict_small(&mut self, search: &mut Search<'_>) -> Option<BlockIx> {
         let mut promoted = None;
         let mut cursor = self.small.tail();
@@ -124,13 +208,13 @@ impl S3Fifo {
             if !search.accepts(block) {
                 continue;
             }
-            if self.states[block.0 as usize] & HITS < PROMOTE_HITS_MIN {
+            if self.states[block.0 as usize] & HITS < self.variant.promote_hits_min {
                 self.ghosts.remember(KeyHash(self.ids[block.0 as usize]));
                 self.links.unlink(&mut self.small, block);
                 self.give_up(block);
                 break;
             }
-            if self.main.len() >= self.shares.main {
+            if !self.variant.is_library && self.main.len() >= self.shares.main {
                 self.evict_main(search);
             }
             self.links.unlink(&mut self.small, block);
@@ -178,6 +262,7 @@ impl S3Fifo {
     fn give_up(&mut self, block: BlockIx) {
         self.links.push_head(&mut self.pending, block);
         self.states[block.0 as usize] = PENDING;
+        self.has_evicted = true;
     }
 
     /// Forgets a pending block.
@@ -195,12 +280,12 @@ impl S3Fifo {
 
 impl Policy for S3Fifo {
     fn name(&self) -> &'static str {
-        "S3FIFO"
+        self.variant.name
     }
 
     fn set_capacity(&mut self, blocks: usize) {
-        self.shares = Shares::of(blocks);
-        self.ghosts.set_count_max(self.shares.main);
+        self.shares = Shares::of(blocks, self.variant);
+        self.ghosts.set_count_max(self.shares.ghosts);
     }
 
     #[inline]
@@ -211,8 +296,10 @@ impl Policy for S3Fifo {
     }
 
     fn on_insert(&mut self, block: BlockIx, access: &Access) {
-        let has_ghost = self.ghosts.forget(access.id);
-        self.enter(block, access.id, if has_ghost { MAIN } else { SMALL });
+        let is_filling = self.variant.fills_main && !self.has_evicted;
+        let to_main =
+            self.ghosts.take(access.id) || is_filling && self.small.len() >= self.shares.small;
+        self.enter(block, access.id, if to_main { MAIN } else { SMALL });
     }
 
     fn on_remove(&mut self, block: BlockIx) {
@@ -259,11 +346,23 @@ impl Policy for S3Fifo {
     fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
         if matches!(tag & !HITS, SMALL | MAIN) {
             // It may have come and gone in this run already.
-            self.ghosts.forget(access.id);
+            self.ghosts.take(access.id);
+            self.has_evicted = true;
             self.enter(block, access.id, tag);
         } else {
             self.on_insert(block, access);
         }
+    }
+
+    fn admit(&mut self, access: &Access) -> Admission {
+        if !self.variant.is_library {
+            return Admission::Admit;
+        }
+        if self.shares.small <= 1 {
+            return Admission::Decline;
+        }
+        self.ghosts.expect(access.id);
+        Admission::Admit
     }
 
     fn len(&self) -> usize {
@@ -302,159 +401,6 @@ impl Policy for S3Fifo {
     }
 }
 
-/// Ids in the order in which they were remembered, oldest forgotten first: a table of chains
-/// over numbered ghosts. The numbers of forgotten ghosts are used again.
-///
-/// Nothing here is moved or rehashed while blocks come and go, so no insert is slower than the
-/// others; only a larger capacity makes the table larger.
-struct Ghosts {
-    count_max: usize,
-    ids: HugeVec<u64>,
-    /// The next ghost of the chain that a ghost is in, as its number plus one; zero at the end.
-    chain_next: HugeVec<u32>,
-    /// The first ghost of each chain, in the same way. A power of two of them.
-    chain_first: HugeVec<u32>,
-    links: Links,
-    remembered: List,
-    unused: List,
-}
-
-impl Ghosts {
-    /// At most `ghosts_max` ghosts ever, and `count_max` until that is changed.
-    fn new(ghosts_max: u32, count_max: usize) -> Result<Self, HugeVecError> {
-        let capacity = ghosts_max as usize;
-        let mut ghosts = Self {
-            count_max: 0,
-            ids: HugeVec::with_capacity(capacity)?,
-            chain_next: HugeVec::with_capacity(capacity)?,
-            chain_first: HugeVec::with_capacity(capacity.next_power_of_two())?,
-            links: Links::new(ghosts_max)?,
-            remembered: List::EMPTY,
-            unused: List::EMPTY,
-        };
-        ghosts.set_count_max(count_max);
-        Ok(ghosts)
-    }
-
-    /// Changes how many ids are remembered.
-    fn set_count_max(&mut self, count_max: usize) {
-        self.count_max = count_max.min(self.ids.capacity());
-        while self.remembered.len() > self.count_max {
-            self.forget_oldest();
-        }
-        let chains = self.count_max.next_power_of_two();
-        if chains > self.chain_first.len() {
-            self.chain_first.fill(0);
-            self.chain_first.grow_to(chains);
-            let mut cursor = self.remembered.tail();
-            while let Some(ghost) = cursor {
-                self.chain(ghost);
-                cursor = self.links.toward_head(ghost);
-            }
-        }
-    }
-
-    /// Remembers `id` as the newest.
-    fn remember(&mut self, id: KeyHash) {
-        if self.count_max == 0 {
-            return;
-        }
-        // Two keys with one hash may both be resident and leave one after the other.
-        self.forget(id);
-        if self.remembered.len() >= self.count_max {
-            self.forget_oldest();
-        }
-        let ghost = self.links.pop_tail(&mut self.unused).unwrap_or_else(|| {
-            let number = u32::try_from(self.remembered.len());
-            BlockIx(number.expect("ghosts are numbered below a u32"))
-        });
-        self.ids.grow_to(ghost.0 as usize + 1);
-        self.chain_next.grow_to(ghost.0 as usize + 1);
-        self.ids[ghost.0 as usize] = id.0;
-        self.chain(ghost);
-        self.links.push_head(&mut self.remembered, ghost);
-    }
-
-    /// Forgets `id`; whether it was remembered.
-    fn forget(&mut self, id: KeyHash) -> bool {
-        let chain = self.chain_of(id.0);
-        let mut ghost = self.chain_first[chain];
-        while ghost != 0 && self.ids[ghost as usize - 1] != id.0 {
-            ghost = self.chain_next[ghost as usize - 1];
-        }
-        if ghost != 0 {
-            self.forget_ghost(BlockIx(ghost - 1));
-        }
-        ghost != 0
-    }
-
-    fn forget_oldest(&mut self) {
-        if let Some(oldest) = self.remembered.tail() {
-            self.forget_ghost(oldest);
-        }
-    }
-
-    fn forget_ghost(&mut self, ghost: BlockIx) {
-        let chain = self.chain_of(self.ids[ghost.0 as usize]);
-        let next = self.chain_next[ghost.0 as usize];
-        let mut link = self.chain_first[chain];
-        if link == ghost.0 + 1 {
-            self.chain_first[chain] = next;
-        } else {
-            while self.chain_next[link as usize - 1] != ghost.0 + 1 {
-                link = self.chain_next[link as usize - 1];
-                assert_ne!(link, 0, "a remembered ghost is in its chain");
-            }
-            self.chain_next[link as usize - 1] = next;
-        }
-        self.links.unlink(&mut self.remembered, ghost);
-        self.links.push_head(&mut self.unused, ghost);
-    }
-
-    /// Puts a ghost first in the chain of its id.
-    fn chain(&mut self, ghost: BlockIx) {
-        let chain = self.chain_of(self.ids[ghost.0 as usize]);
-        self.chain_next[ghost.0 as usize] = self.chain_first[chain];
-        self.chain_first[chain] = ghost.0 + 1;
-    }
-
-    /// The number of the chain that holds `id`, if anything does. Keys of one shard may share
-    /// any bits of their hash, so all bits are mixed into the upper half (Fibonacci hashing).
-    fn chain_of(&self, id: u64) -> usize {
-        const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-        (id.wrapping_mul(GOLDEN) >> 32) as usize & (self.chain_first.len() - 1)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.ids.bytes() + self.chain_next.bytes() + self.chain_first.bytes() + self.links.bytes()
-    }
-
-    fn check(&self) {
-        self.links.check(&[&self.remembered, &self.unused]);
-        assert_eq!(
-            self.ids.len(),
-            self.remembered.len() + self.unused.len(),
-            "ghost numbers"
-        );
-        assert!(
-            self.remembered.len() <= self.count_max,
-            "more ghosts than allowed"
-        );
-        let mut chained = 0;
-        for (chain, &first) in self.chain_first.iter().enumerate() {
-            let mut ghost = first;
-            while ghost != 0 {
-                let index = ghost as usize - 1;
-                assert_eq!(self.chain_of(self.ids[index]), chain, "chain of a ghost");
-                chained += 1;
-                assert!(chained <= self.remembered.len(), "a chain goes on");
-                ghost = self.chain_next[index];
-            }
-        }
-        assert_eq!(chained, self.remembered.len(), "chained ghosts");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -485,7 +431,7 @@ mod tests {
         assert_eq!(policy.victim(&mut |_| true), Some(BlockIx(0)));
         policy.on_insert(BlockIx(0), &access(0));
         assert_eq!((policy.small.len(), policy.main.len()), (9, 1));
-        assert!(policy.ghosts.remembered.is_empty());
+        assert_eq!(policy.ghosts.len(), 0);
     }
 
     #[test]
@@ -528,13 +474,10 @@ mod tests {
         assert_eq!(policy.victim(&mut |_| true), Some(BlockIx(1)));
         policy.on_insert(BlockIx(1), &access(5));
         policy.evict_small(&mut Search::new(&mut |_| true));
-        assert_eq!(
-            (policy.pending.len(), policy.ghosts.remembered.len()),
-            (1, 1)
-        );
+        assert_eq!((policy.pending.len(), policy.ghosts.len()), (1, 1));
         policy.on_remove(BlockIx(1));
         policy.check();
-        assert_eq!((policy.len(), policy.ghosts.remembered.len()), (1, 0));
+        assert_eq!((policy.len(), policy.ghosts.len()), (1, 0));
     }
 
     #[test]
@@ -570,43 +513,6 @@ mod tests {
     }
 
     #[test]
-    fn ghosts_beyond_their_count_forget_the_oldest() {
-        let mut ghosts = Ghosts::new(100, 3).unwrap();
-        (0..5).for_each(|id| ghosts.remember(KeyHash(id)));
-        ghosts.remember(KeyHash(2));
-        ghosts.check();
-        let left: Vec<_> = (0..5).filter(|&id| ghosts.forget(KeyHash(id))).collect();
-        assert_eq!(left, [2, 3, 4]);
-        ghosts.check();
-    }
-
-    #[test]
-    fn ghosts_survive_a_larger_count_and_yield_to_a_smaller_one() {
-        let mut ghosts = Ghosts::new(1000, 4).unwrap();
-        (0..4).for_each(|id| ghosts.remember(KeyHash(id << 32)));
-        ghosts.set_count_max(500);
-        ghosts.check();
-        (4..500).for_each(|id| ghosts.remember(KeyHash(id << 32)));
-        assert_eq!(ghosts.remembered.len(), 500);
-        ghosts.set_count_max(10);
-        ghosts.check();
-        assert!(!ghosts.forget(KeyHash(489 << 32)));
-        assert!(ghosts.forget(KeyHash(490 << 32)));
-        ghosts.set_count_max(0);
-        ghosts.remember(KeyHash(7));
-        ghosts.check();
-        assert!(ghosts.remembered.is_empty());
-    }
-
-    #[test]
-    fn ghosts_are_never_more_than_numbers() {
-        let mut ghosts = Ghosts::new(2, usize::MAX).unwrap();
-        (0..9).for_each(|id| ghosts.remember(KeyHash(id)));
-        ghosts.check();
-        assert_eq!(ghosts.remembered.len(), 2);
-    }
-
-    #[test]
     fn s3fifo_saves_pending_blocks_as_small_then_the_small_queue_then_the_main_queue() {
         let mut policy = filled(10);
         hit(&mut policy, 0, 2);
@@ -626,7 +532,47 @@ mod tests {
         let mut policy = filled(10);
         assert_eq!(policy.victim(&mut |_| true), Some(BlockIx(0)));
         policy.restore(BlockIx(0), SMALL + 1, &access(0));
-        assert!(policy.ghosts.remembered.is_empty());
+        assert_eq!(policy.ghosts.len(), 0);
         assert_eq!((policy.states[0], policy.small.len()), (SMALL + 1, 10));
+    }
+
+    fn library(variant: S3FifoVariant, capacity: u32) -> S3Fifo {
+        let config = PolicyConfig {
+            capacity_blocks: capacity as usize,
+            blocks_max: capacity,
+        };
+        let mut policy = S3Fifo::with(variant, config).unwrap();
+        (0..capacity).for_each(|number| policy.on_insert(BlockIx(number), &access(number.into())));
+        policy.check();
+        policy
+    }
+
+    #[test]
+    fn s3fifo_of_the_library_fills_the_main_queue_and_that_of_2024_the_small_one() {
+        let lens = |policy: S3Fifo| (policy.small.len(), policy.main.len());
+        assert_eq!(lens(library(S3FifoVariant::LIBRARY, 20)), (2, 18));
+        assert_eq!(lens(library(S3FifoVariant::LIBRARY_2024, 20)), (20, 0));
+    }
+
+    #[test]
+    fn s3fifo_of_the_library_admits_nothing_to_a_small_queue_of_one() {
+        for (capacity, admission) in [(19, Admission::Decline), (20, Admission::Admit)] {
+            let mut policy = library(S3FifoVariant::LIBRARY, capacity);
+            assert_eq!(policy.admit(&access(99)), admission);
+        }
+    }
+
+    #[test]
+    fn s3fifo_of_the_library_finds_the_ghost_that_making_room_would_have_pushed_out() {
+        // Of the 18 ghosts there may be, that of block 0 is the oldest.
+        let mut policy = library(S3FifoVariant::LIBRARY_2024, 20);
+        for id in 0..18_u32 {
+            assert_eq!(policy.victim(&mut |_| true), Some(BlockIx(id)));
+            policy.on_insert(BlockIx(id), &access(u64::from(id) + 100));
+        }
+        policy.admit(&access(0));
+        let block = policy.victim(&mut |_| true).unwrap();
+        policy.on_insert(block, &access(0));
+        assert_eq!((policy.main.len(), policy.ghosts.len()), (1, 18));
     }
 }

@@ -41,7 +41,7 @@ enum Weather {
 
 impl Weather {
     fn of(seed: u64) -> Self {
-        match seed / policy::POLICY_NAMES.len() as u64 % 8 {
+        match Random::new(seed ^ 0x3ea7).below(8) {
             0..3 => Self::Fair,
             3 | 4 => Self::Reads,
             5 => Self::Silent,

@@ -22,7 +22,7 @@ use terrace_types::{Access, BlockKey, Clock, KeyHash, Tasks};
 use super::*;
 use crate::config::NvmeConfig;
 use crate::events::{EventStream, subscription};
-use crate::policy::PolicyBytes;
+use crate::policy::{Admission, PolicyBytes};
 
 /// A splitmix64 sequence.
 pub(super) struct Random(pub(super) Cell<u64>);
@@ -45,48 +45,56 @@ impl Random {
     }
 }
 
-/// A policy that has reclaim keep every block, over one that is built in.
-struct KeepAll(Box<dyn Policy>);
+/// A policy over one that is built in: it admits every block, which a few decline to in a world
+/// as small as these, and has reclaim keep every block if asked to.
+struct TakeAll {
+    inner: Box<dyn Policy>,
+    keep_all: bool,
+}
 
-impl Policy for KeepAll {
+impl Policy for TakeAll {
     fn name(&self) -> &'static str {
-        self.0.name()
+        self.inner.name()
     }
     fn set_capacity(&mut self, blocks: usize) {
-        self.0.set_capacity(blocks);
+        self.inner.set_capacity(blocks);
     }
     fn on_hit(&mut self, block: BlockIx, access: &Access) {
-        self.0.on_hit(block, access);
+        self.inner.on_hit(block, access);
     }
     fn on_insert(&mut self, block: BlockIx, access: &Access) {
-        self.0.on_insert(block, access);
+        self.inner.on_insert(block, access);
     }
     fn on_remove(&mut self, block: BlockIx) {
-        self.0.on_remove(block);
+        self.inner.on_remove(block);
     }
     fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx> {
-        self.0.victim(evictable)
+        self.inner.victim(evictable)
     }
     fn take_pending(&mut self) -> Option<BlockIx> {
-        self.0.take_pending()
+        self.inner.take_pending()
     }
     fn save(&self, visit: &mut dyn FnMut(BlockIx, u8)) {
-        self.0.save(visit);
+        self.inner.save(visit);
     }
     fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
-        self.0.restore(block, tag, access);
+        self.inner.restore(block, tag, access);
     }
-    fn keep(&self, _access: &Access) -> bool {
-        true
+    fn admit(&mut self, access: &Access) -> Admission {
+        self.inner.admit(access);
+        Admission::Admit
+    }
+    fn keep(&self, access: &Access) -> bool {
+        self.keep_all || self.inner.keep(access)
     }
     fn len(&self) -> usize {
-        self.0.len()
+        self.inner.len()
     }
     fn bytes(&self) -> PolicyBytes {
-        self.0.bytes()
+        self.inner.bytes()
     }
     fn check(&self) {
-        self.0.check();
+        self.inner.check();
     }
 }
 
@@ -323,13 +331,13 @@ impl World {
                 nudged.waker.wake();
             }),
         );
-        let mut plugins = Plugins::default();
-        if spec.keep_all {
-            let name = spec.policy;
-            plugins.policy = Some(Arc::new(move |config| {
-                Ok(Box::new(KeepAll(policy::by_name(name, config)?)))
-            }));
-        }
+        let (name, keep_all) = (spec.policy, spec.keep_all);
+        let plugins = Plugins {
+            policy: Some(Arc::new(move |config| {
+                let inner = policy::by_name(name, config)?;
+                Ok(Box::new(TakeAll { inner, keep_all }))
+            })),
+        };
         // The first shard turns the devices for all.
         let io = ShardIo::of_backends(runtime, std::mem::take(&mut shared.backends));
         let shard = Shard::new(
