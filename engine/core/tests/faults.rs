@@ -17,8 +17,8 @@ use std::process::Command;
 use files::{CLOSE, Scratch, config, look, put, served, value};
 use loops::{LoopDisk, Mount};
 use terrace_engine::{
-    Durability, Engine, EngineConfig, EngineStats, Health, Lookup, PutOutcome, UnavailableReason,
-    block_on,
+    Durability, Engine, EngineConfig, EngineStats, Health, Lookup, PutOutcome, Tier,
+    UnavailableReason, block_on,
 };
 
 const UNIT: usize = 4096;
@@ -228,18 +228,28 @@ fn file_shortened_while_it_is_open_is_unavailable_and_never_wrong() {
         let cut = image.payload(100) + 3;
         let disk = OpenOptions::new().write(true).open(&file.0).unwrap();
         disk.set_len(cut * UNIT as u64).unwrap();
+        let mut failed = Vec::new();
         for number in 0..COUNT {
             let found = look(&engine, number, LEN).await;
             let whole = image.payload(number) + (LEN / UNIT) as u64 <= cut;
+            // The warm restart may have brought a block up before the file was cut.
+            let in_dram = matches!(
+                found,
+                Lookup::Hit {
+                    tier: Tier::Dram,
+                    ..
+                }
+            );
             let legal = if whole {
                 found.is_hit()
             } else {
-                found == FAILED
+                found == FAILED || in_dram
             };
             assert!(legal, "{number}: {found:?}");
+            failed.extend((found == FAILED).then_some(number));
         }
         let stats = engine.stats().await;
-        assert!(stats.nvme[0].counters.reads_failed > 50);
+        assert!(failed.len() > 50 && stats.nvme[0].counters.reads_failed > 50);
         assert_eq!(
             stats.nvme[0].health,
             Health::Good,
@@ -248,7 +258,7 @@ fn file_shortened_while_it_is_open_is_unavailable_and_never_wrong() {
         assert_eq!(stats.counters.checksum_mismatches, 0);
         // Its length is back, and its bytes are not: misses, and counted.
         disk.set_len(FILE_MIB << 20).unwrap();
-        assert_eq!(look(&engine, 100, LEN).await, Lookup::Miss);
+        assert_eq!(look(&engine, failed[0], LEN).await, Lookup::Miss);
         assert_eq!(engine.stats().await.counters.checksum_mismatches, 1);
         assert!(look(&engine, 0, LEN).await.is_hit());
         engine.close(CLOSE).await;
