@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use terrace_engine::policy::{
-    self, POLICY_NAMES, Policy, PolicyBytes, PolicyConfig, VICTIM_SCAN_MAX,
+    self, Admission, POLICY_NAMES, Policy, PolicyBytes, PolicyConfig, VICTIM_SCAN_MAX,
 };
 use terrace_types::{Access, BlockIx, KeyHash};
 
@@ -56,6 +56,8 @@ enum Op {
         id: u64,
         tag: u8,
     },
+    /// Announce the next block: an id that is not resident, which may or may not come.
+    Admit(u64),
     /// Hit, or remove, the resident block at this position, round and round.
     Hit(usize),
     Remove(usize),
@@ -72,6 +74,7 @@ fn op() -> impl Strategy<Value = Op> {
         12 => (any::<usize>(), 0..400_u64).prop_map(|(number, id)| Op::Insert { number, id }),
         1 => (any::<usize>(), 0..400_u64, any::<u8>())
             .prop_map(|(number, id, tag)| Op::Restore { number, id, tag }),
+        4 => (0..400_u64).prop_map(Op::Admit),
         10 => any::<usize>().prop_map(Op::Hit),
         1 => any::<usize>().prop_map(Op::Remove),
         6 => (any::<u32>(), 0..=8_u32)
@@ -126,6 +129,10 @@ impl Policy for Renumbered {
 
     fn on_remove(&mut self, block: BlockIx) {
         self.policy.on_remove(self.inner(block));
+    }
+
+    fn admit(&mut self, access: &Access) -> Admission {
+        self.policy.admit(access)
     }
 
     fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx> {
@@ -193,6 +200,12 @@ impl Run {
         match op {
             Op::Insert { number, id } => self.insert(number, id, None),
             Op::Restore { number, id, tag } => self.insert(number, id, Some(tag)),
+            Op::Admit(id) => {
+                let id = KeyHash(id);
+                if !self.known.values().any(|known| *known == id) {
+                    self.policy.admit(&Access::plain(id));
+                }
+            }
             Op::Hit(nth) => {
                 if let Some((block, id)) = self.known_at(nth) {
                     self.policy.on_hit(block, &Access::plain(id));

@@ -300,3 +300,30 @@ fn hits_over_lirs_gli_equal_golden() {
 fn hits_over_web12_equal_golden() {
     compare("web12", "cache2k_web12.trace.xz", cache2k, 19);
 }
+
+/// There are no numbers of others for these: what the bounded forms lose against the exact ones,
+/// and against no history at all, at one and ten percent of the blocks.
+#[test]
+fn bounded_forms_over_conversation_hit_nearly_what_the_exact_ones_do() {
+    let Some(folder) = traces_folder() else {
+        return;
+    };
+    let file = folder.join("conversation_trace.jsonl.zst");
+    let trace = Trace::of(&mooncake(&unpacked(&file)));
+    for capacity in [1827, 18_279] {
+        let hits = |name| trace.count(&run(name, &trace, capacity)).flat;
+        let share = |bounded, exact| hits(bounded) as f64 / hits(exact) as f64;
+        let shares = [
+            share("LRU2-bounded", "LRU2hist"),
+            share("LIRS-bounded", "LIRS"),
+            share("WTinyLFU", "WTinyLFUx"),
+        ];
+        eprintln!("{capacity}: {shares:.3?}");
+        for (share, least) in shares.into_iter().zip([0.7, 0.9, 0.95]) {
+            assert!((least..1.02).contains(&share), "{capacity}: {shares:?}");
+        }
+        assert!(hits("LRU2-bounded") > hits("LRU2nohist"));
+        // Blocks of one length: what it has over LFU is aging.
+        assert!(hits("GDSF") > hits("LRU"));
+    }
+}

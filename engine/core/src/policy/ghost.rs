@@ -4,9 +4,9 @@
 //! that a policy can keep more of a ghost in an array of its own beside this one.
 //!
 //! **Invariants**
-//! - There are at most as many ghosts as allowed; the oldest is forgotten first.
+//! - There are at most as many ghosts as allowed; the oldest is forgotten first. The one that is
+//!   expected to go does not count and is not forgotten for others.
 //! - Every remembered ghost is in the chain of its id, and in no other.
-//! - The id that is expected is not remembered.
 //!
 //! Where the bound is given, nothing is moved or rehashed while blocks come and go, so no
 //! insert is slower than the others; only a larger bound makes the table larger. Without a
@@ -32,8 +32,8 @@ pub(super) struct Ghosts {
     links: Links,
     remembered: List,
     unused: List,
-    /// An id taken out because its block is about to come; see [`Ghosts::expect`].
-    expected: Option<KeyHash>,
+    /// The ghost of a block that is about to come; see [`Ghosts::expect`].
+    expected: Option<BlockIx>,
 }
 
 impl Ghosts {
@@ -53,13 +53,15 @@ impl Ghosts {
     }
 
     fn empty(ghosts_max: u32) -> Result<Self, HugeVecError> {
-        let capacity = ghosts_max as usize;
+        // One more while one is expected.
+        let numbers = ghosts_max.saturating_add(1);
+        let capacity = numbers as usize;
         Ok(Self {
             count_max: 0,
             ids: HugeVec::with_capacity(capacity)?,
             chain_next: HugeVec::with_capacity(capacity)?,
             chain_first: HugeVec::with_capacity(capacity.next_power_of_two())?,
-            links: Links::new(ghosts_max)?,
+            links: Links::new(numbers)?,
             remembered: List::EMPTY,
             unused: List::EMPTY,
             expected: None,
@@ -68,21 +70,19 @@ impl Ghosts {
 
     /// Changes how many ids are remembered.
     pub(super) fn set_count_max(&mut self, count_max: usize) {
-        self.count_max = count_max.min(self.ids.capacity());
-        while self.remembered.len() > self.count_max {
-            self.forget_oldest();
-        }
+        self.count_max = count_max.min(self.ids.capacity() - 1);
+        self.trim();
         self.grow_table(self.count_max.next_power_of_two());
     }
 
-    /// Count of ids remembered.
+    /// Count of ids remembered, but for one that is expected.
     pub(super) const fn len(&self) -> usize {
-        self.remembered.len()
+        self.remembered.len() - self.expected.is_some() as usize
     }
 
     /// Whether one more id makes the oldest go.
     pub(super) const fn is_full(&self) -> bool {
-        self.remembered.len() >= self.count_max
+        self.len() >= self.count_max
     }
 
     /// The number of the ghost of `id`, if it is remembered.
@@ -101,12 +101,13 @@ impl Ghosts {
             return None;
         }
         // Two keys with one hash may both be resident and leave one after the other.
-        self.take(id);
+        self.forget(id);
         if self.is_full() {
             self.forget_oldest();
         }
-        if self.remembered.len() == self.chain_first.len() {
-            self.grow_table(2 * self.chain_first.len());
+        let chains = self.chain_first.len();
+        if self.remembered.len() >= chains && self.count_max > chains {
+            self.grow_table(2 * chains);
         }
         let ghost = self.links.pop_tail(&mut self.unused).unwrap_or_else(|| {
             let number = u32::try_from(self.remembered.len());
@@ -127,15 +128,21 @@ impl Ghosts {
         Some(ghost)
     }
 
-    /// Forgets the oldest id; the number of its ghost.
+    /// Forgets the oldest id that is not expected; the number of its ghost.
     pub(super) fn forget_oldest(&mut self) -> Option<BlockIx> {
-        let oldest = self.remembered.tail()?;
+        let mut oldest = self.remembered.tail()?;
+        if self.expected == Some(oldest) {
+            oldest = self.links.toward_head(oldest)?;
+        }
         self.forget_ghost(oldest);
         Some(oldest)
     }
 
     /// Forgets the ghost of this number.
     pub(super) fn forget_ghost(&mut self, ghost: BlockIx) {
+        if self.expected == Some(ghost) {
+            self.expected = None;
+        }
         let chain = self.chain_of(self.ids[ghost.0 as usize]);
         let next = self.chain_next[ghost.0 as usize];
         let mut link = self.chain_first[chain];
@@ -152,28 +159,18 @@ impl Ghosts {
         self.links.push_head(&mut self.unused, ghost);
     }
 
-    /// The block of `id` is about to come: its ghost goes now, so that those of the blocks
-    /// which make room find its place free. [`Ghosts::take`] tells when it is there.
-    ///
-    /// A block that was expected and did not come is remembered again when the next one is.
+    /// The block of `id` is about to come and its ghost to be forgotten: from here on that ghost
+    /// does not count, so that those of the blocks which make room find its place free. It stays
+    /// where it is until then, and counts again when another block is expected instead.
     pub(super) fn expect(&mut self, id: KeyHash) {
-        if self.expected == Some(id) {
-            return;
-        }
-        let is_known = self.forget(id).is_some();
-        if let Some(other) = self.expected.take() {
-            self.remember(other);
-        }
-        self.expected = is_known.then_some(id);
+        self.expected = self.find(id);
+        self.trim();
     }
 
-    /// The block of `id` came: forgets its ghost; whether there was one.
-    pub(super) fn take(&mut self, id: KeyHash) -> bool {
-        if self.expected == Some(id) {
-            self.expected = None;
-            return true;
+    fn trim(&mut self) {
+        while self.len() > self.count_max {
+            self.forget_oldest();
         }
-        self.forget(id).is_some()
     }
 
     /// Makes the table of chains at least this long.
@@ -217,12 +214,10 @@ impl Ghosts {
             self.remembered.len() + self.unused.len(),
             "ghost numbers"
         );
-        assert!(
-            self.remembered.len() <= self.count_max,
-            "more ghosts than allowed"
-        );
-        if let Some(id) = self.expected {
-            assert_eq!(self.find(id), None, "an expected id is remembered");
+        assert!(self.len() <= self.count_max, "more ghosts than allowed");
+        if let Some(ghost) = self.expected {
+            let id = KeyHash(self.ids[ghost.0 as usize]);
+            assert_eq!(self.find(id), Some(ghost), "an expected ghost is there");
         }
         let mut chained = 0;
         for (chain, &first) in self.chain_first.iter().enumerate() {
@@ -301,22 +296,43 @@ mod tests {
         assert_eq!(ghosts.chain_first.len(), 1024);
     }
 
+    fn remembered(ghosts: &Ghosts) -> Vec<u64> {
+        ghosts.check();
+        let oldest_first = ghosts.links.oldest_first(&ghosts.remembered);
+        oldest_first
+            .map(|ghost| ghosts.ids[ghost.0 as usize])
+            .collect()
+    }
+
     #[test]
-    fn ghost_expected_makes_place_and_comes_back_when_its_block_does_not() {
-        let mut ghosts = Ghosts::bounded(10, 2).unwrap();
-        ghosts.remember(KeyHash(1));
-        ghosts.remember(KeyHash(2));
+    fn ghost_expected_gives_its_place_to_another_and_stays_until_its_block_comes() {
+        let mut ghosts = Ghosts::bounded(2, 2).unwrap();
+        for id in [1, 2] {
+            ghosts.remember(KeyHash(id));
+        }
         ghosts.expect(KeyHash(1));
         ghosts.remember(KeyHash(3));
-        assert_eq!(ghosts.len(), 2);
-        assert!(ghosts.take(KeyHash(1)));
-        assert!(!ghosts.take(KeyHash(1)));
+        assert_eq!(remembered(&ghosts), [1, 2, 3]);
+        ghosts.remember(KeyHash(4));
+        assert_eq!(remembered(&ghosts), [1, 3, 4]);
+        assert!(ghosts.forget(KeyHash(1)).is_some());
+        assert_eq!(remembered(&ghosts), [3, 4]);
+    }
+
+    #[test]
+    fn ghost_expected_counts_again_when_its_block_does_not_come() {
+        let mut ghosts = Ghosts::bounded(2, 2).unwrap();
+        for id in [1, 2] {
+            ghosts.remember(KeyHash(id));
+        }
         ghosts.expect(KeyHash(2));
-        ghosts.expect(KeyHash(2));
-        ghosts.expect(KeyHash(4));
-        ghosts.check();
-        assert!(ghosts.find(KeyHash(2)).is_some(), "its block did not come");
-        assert!(ghosts.take(KeyHash(2)));
-        assert!(!ghosts.take(KeyHash(4)), "it had no ghost");
+        ghosts.remember(KeyHash(3));
+        ghosts.expect(KeyHash(9));
+        assert_eq!(remembered(&ghosts), [2, 3]);
+        ghosts.expect(KeyHash(3));
+        ghosts.set_count_max(0);
+        assert_eq!(remembered(&ghosts), [3]);
+        ghosts.expect(KeyHash(9));
+        assert_eq!(remembered(&ghosts), []);
     }
 }

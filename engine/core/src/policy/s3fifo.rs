@@ -297,8 +297,8 @@ impl Policy for S3Fifo {
 
     fn on_insert(&mut self, block: BlockIx, access: &Access) {
         let is_filling = self.variant.fills_main && !self.has_evicted;
-        let to_main =
-            self.ghosts.take(access.id) || is_filling && self.small.len() >= self.shares.small;
+        let to_main = self.ghosts.forget(access.id).is_some()
+            || is_filling && self.small.len() >= self.shares.small;
         self.enter(block, access.id, if to_main { MAIN } else { SMALL });
     }
 
@@ -346,7 +346,7 @@ impl Policy for S3Fifo {
     fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
         if matches!(tag & !HITS, SMALL | MAIN) {
             // It may have come and gone in this run already.
-            self.ghosts.take(access.id);
+            self.ghosts.forget(access.id);
             self.has_evicted = true;
             self.enter(block, access.id, tag);
         } else {

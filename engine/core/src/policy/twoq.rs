@@ -104,7 +104,7 @@ impl Policy for TwoQ {
     }
 
     fn on_insert(&mut self, block: BlockIx, access: &Access) {
-        let is_back = self.ghosts.take(access.id);
+        let is_back = self.ghosts.forget(access.id).is_some();
         self.enter(block, access.id, is_back);
     }
 
@@ -137,11 +137,12 @@ impl Policy for TwoQ {
     }
 
     fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
-        let is_back = self.ghosts.take(access.id) || tag == TAG_BACK;
+        let is_back = self.ghosts.forget(access.id).is_some() || tag == TAG_BACK;
         self.enter(block, access.id, is_back);
     }
 
-    /// Admits all. The ghost of the block goes before room is made for it, as the paper has it.
+    /// Admits all. The ghost of the block does not count while room is made for it: in the paper it
+    /// is gone by then.
     fn admit(&mut self, access: &Access) -> Admission {
         self.ghosts.expect(access.id);
         Admission::Admit
