@@ -178,11 +178,9 @@ async fn reap_on_event(shared: Rc<Shared>, event: Eventfd) {
         let Some(backend) = shared.backend() else {
             return;
         };
-        backend.reap(shared.runtime.now());
-        if backend.has_completed() {
-            // Whoever waited may ask for more before the next ones are told. The event is how
-            // this task comes back: a yield of the executor was seen to get lost.
-            event.signal();
+        // Whoever waited may ask for more before the next ones are told.
+        while backend.reap(shared.runtime.now()) > 0 {
+            shared.runtime.yield_now().await;
         }
     }
 }

@@ -63,11 +63,6 @@ pub trait IoBackend {
     /// for more; returns how many operations. Asked again it takes the rest.
     fn reap(&self, now: Nanos) -> usize;
 
-    /// Whether the last [`reap`](Self::reap) left something to take in.
-    fn has_completed(&self) -> bool {
-        false
-    }
-
     /// Resolves operations whose deadline passed.
     fn expire(&self, now: Nanos);
 

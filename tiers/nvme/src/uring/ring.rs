@@ -403,10 +403,6 @@ impl IoBackend for Ring {
         count
     }
 
-    fn has_completed(&self) -> bool {
-        !self.io.borrow_mut().completion().is_empty()
-    }
-
     fn expire(&self, now: Nanos) {
         self.ops.expire(now);
     }
