@@ -10,7 +10,8 @@ use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use glommio::io::BufferedFile;
 use glommio::timer::Timer;
 use glommio::{LocalExecutorBuilder, Placement};
@@ -33,6 +34,13 @@ const GLOMMIO_RING_DEPTH: usize = 128;
 /// How long a runnable task may keep the reactor from its completions. glommio's default of
 /// 100 ms would let a busy mailbox delay a device completion by as much.
 const PREEMPT_INTERVAL: Duration = Duration::from_millis(1);
+
+/// glommio 0.9 parks although tasks may run when the preemption timer is over before it looked
+/// at them, as happens to a thread that the kernel took off its processor in between. So every
+/// executor is woken so often, and looks again.
+const BEAT_INTERVAL: Duration = Duration::from_millis(50);
+/// Beats that are set at once: the task that sets them may be among those that are not run.
+const BEATS_AHEAD: u32 = 8;
 
 /// How long a wait lasts that cannot be told of its eventfd, for want of descriptors.
 const EVENTFD_PAUSE: Duration = Duration::from_millis(10);
@@ -124,7 +132,7 @@ impl ShardThread {
         };
         let executor = match idle {
             Some(executor) => executor,
-            None => start_executor(config)?,
+            None => start_executor(config, PREEMPT_INTERVAL)?,
         };
         executor
             .jobs
@@ -169,7 +177,10 @@ impl ShardThread {
     }
 }
 
-fn start_executor(config: &ExecutorConfig) -> Result<Executor, ExecutorError> {
+fn start_executor(
+    config: &ExecutorConfig,
+    preempt_interval: Duration,
+) -> Result<Executor, ExecutorError> {
     let failed = |why: String| ExecutorError::Start {
         shard: config.shard,
         why,
@@ -180,7 +191,7 @@ fn start_executor(config: &ExecutorConfig) -> Result<Executor, ExecutorError> {
         .name(&format!("terrace-{}", config.shard))
         .io_memory(GLOMMIO_POOL_LEN)
         .ring_depth(GLOMMIO_RING_DEPTH)
-        .preempt_timer(PREEMPT_INTERVAL)
+        .preempt_timer(preempt_interval)
         .spin_before_park(config.spin)
         .spawn(move || run_jobs(inbox))
         .map_err(|error| failed(error.to_string()))?;
@@ -191,7 +202,17 @@ fn start_executor(config: &ExecutorConfig) -> Result<Executor, ExecutorError> {
     })
 }
 
+/// Keeps timers set, so that the thread never parks for longer than a beat.
+async fn beat() {
+    loop {
+        let beats = (1..=BEATS_AHEAD).map(|count| Timer::new(BEAT_INTERVAL * count));
+        let mut beats: FuturesUnordered<_> = beats.collect();
+        let _ = beats.next().await;
+    }
+}
+
 async fn run_jobs(inbox: Mailbox<Assignment>) {
+    glommio::spawn_local(beat()).detach();
     let glommio = Rc::new(GlommioRuntime::new());
     let runtime: Rc<dyn Runtime> = Rc::<GlommioRuntime>::clone(&glommio);
     loop {
@@ -362,6 +383,8 @@ impl Runtime for GlommioRuntime {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     fn open_fds() -> usize {
@@ -374,6 +397,42 @@ mod tests {
             cpu: None,
             spin: Duration::ZERO,
         }
+    }
+
+    /// Aim: a task that may run does, also where the thread lost its processor at the wrong moment
+    /// and glommio parked. Method: more threads than processors, a preemption timer that is
+    /// shorter than their turns, and nothing but the beat to wake the executor.
+    #[test]
+    fn task_that_may_run_is_not_left_when_the_thread_lost_its_processor() {
+        let executor = start_executor(&config(), Duration::from_micros(50)).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let job: Job = Box::new(move |runtime| {
+            Box::pin(async move {
+                let event = Eventfd::new().unwrap();
+                for _ in 0..20_000 {
+                    event.signal();
+                    runtime.wait_for(&event).await;
+                }
+                sender.send(()).unwrap();
+            })
+        });
+        let over = Arc::new(AtomicBool::new(false));
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let rivals: Vec<_> = (0..3 * processors)
+            .map(|_| {
+                let over = Arc::clone(&over);
+                std::thread::spawn(move || while !over.load(Ordering::Relaxed) {})
+            })
+            .collect();
+        let done = Arc::default();
+        assert!(executor.jobs.try_send(Assignment { job, done }).is_ok());
+        let ended = receiver.recv_timeout(Duration::from_secs(60));
+        over.store(true, Ordering::Relaxed);
+        rivals.into_iter().for_each(|rival| rival.join().unwrap());
+        assert!(
+            ended.is_ok(),
+            "the executor sleeps over a task that may run"
+        );
     }
 
     /// Aim: starting and ending shards costs the process no descriptors. glommio alone loses
