@@ -21,6 +21,7 @@ use terrace_engine::{
 
 use crate::payload;
 use crate::replay::{CLOSE_DEADLINE, now};
+use crate::trace::Random;
 
 const CLIENTS: u64 = 24;
 const KEYS: u64 = 400;
@@ -132,7 +133,7 @@ struct Soak<'a> {
     /// The version of each block that its client stored last.
     stored: RefCell<HashMap<(u64, u64), u64>>,
     version: Cell<u64>,
-    draw: Cell<u64>,
+    random: RefCell<Random>,
     counts: RefCell<Counts>,
     leaks: RefCell<Vec<String>>,
 }
@@ -143,7 +144,7 @@ impl<'a> Soak<'a> {
             options,
             stored: RefCell::default(),
             version: Cell::new(1),
-            draw: Cell::new(options.seed),
+            random: RefCell::new(Random::new(options.seed)),
             counts: RefCell::default(),
             leaks: RefCell::default(),
         }
@@ -252,12 +253,7 @@ impl<'a> Soak<'a> {
     }
 
     fn below(&self, bound: u64) -> u64 {
-        // splitmix64
-        let state = self.draw.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.draw.set(state);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
+        self.random.borrow_mut().bits() % bound
     }
 
     async fn client(&self, engine: &Engine, namespace: Namespace, id: u64, until: Instant) {

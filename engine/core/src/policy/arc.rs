@@ -221,12 +221,7 @@ impl Policy for AdaptiveReplacement {
     fn check(&self) {
         let [once, often] = &self.queues;
         self.links.check(&[once, often]);
-        for (number, queue) in self.queues.iter().enumerate() {
-            for block in self.links.oldest_first(queue) {
-                let named = usize::from(self.queue_of[block.0 as usize]);
-                assert_eq!(named, number, "queue of {block:?}");
-            }
-        }
+        self.links.check_named(&self.queues, &self.queue_of);
         self.ghosts.iter().for_each(Ghosts::check);
         assert!(self.once_target >= 0.0);
         assert!(self.once_target <= self.capacity as f64);

@@ -235,6 +235,16 @@ impl Links {
         (count * size_of::<[u32; 2]>()) as u64
     }
 
+    /// Panics when a block of one of `lists` is not named to be in it; for tests.
+    pub(super) fn check_named(&self, lists: &[List], list_of: &HugeVec<u8>) {
+        for (number, list) in lists.iter().enumerate() {
+            for block in self.oldest_first(list) {
+                let named = usize::from(list_of[block.0 as usize]);
+                assert_eq!(named, number, "queue of {block:?}");
+            }
+        }
+    }
+
     /// Panics unless `lists` are whole and hold every linked block.
     pub(super) fn check(&self, lists: &[&List]) {
         for list in lists {

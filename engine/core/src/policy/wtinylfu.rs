@@ -240,12 +240,7 @@ impl Policy for WTinyLfu {
     fn check(&self) {
         let [window, probation, protected] = &self.queues;
         self.links.check(&[window, probation, protected]);
-        for (number, queue) in self.queues.iter().enumerate() {
-            for block in self.links.oldest_first(queue) {
-                let named = usize::from(self.queue_of[block.0 as usize]);
-                assert_eq!(named, number, "queue of {block:?}");
-            }
-        }
+        self.links.check_named(&self.queues, &self.queue_of);
         assert!(window.len() <= self.shares.window, "share of the window");
         assert!(protected.len() <= self.shares.protected, "protected share");
     }

@@ -16,7 +16,6 @@ use terrace_types::{BlockKey, Checksum, Lookup, PutOutcome};
 
 use super::sim_world::{Spec, World, value};
 use super::*;
-use crate::config::WriteMode;
 
 /// On the device only.
 const COLD: u64 = 0;
@@ -67,17 +66,10 @@ enum Progress {
 
 fn spec() -> Spec {
     Spec {
-        policy: "LRU",
-        segment_len: 256 << 10,
-        segments: vec![8],
         dram_blocks: 4,
         dram_bytes: 2 << 20,
         keep_all: true,
-        write_mode: WriteMode::Back,
-        io_deadline: Duration::from_millis(500),
-        absent: false,
-        write_budget: 0,
-        scrub_rate: 0,
+        ..Spec::default()
     }
 }
 

@@ -101,10 +101,7 @@ fn spec(random: &Random, seed: u64, strict: bool) -> Spec {
         } else {
             WriteMode::Back
         },
-        io_deadline: Duration::from_millis(500),
-        absent: false,
-        scrub_rate: 0,
-        write_budget: 0,
+        ..Spec::default()
     }
 }
 

@@ -20,17 +20,11 @@ const FEW: usize = 3;
 
 fn spec(segments: &[u32]) -> Spec {
     Spec {
-        policy: "LRU",
-        segment_len: 256 << 10,
         segments: segments.to_vec(),
         dram_blocks: 48,
         dram_bytes: 2 << 20,
         keep_all: true,
-        write_mode: WriteMode::Back,
-        io_deadline: std::time::Duration::from_millis(500),
-        absent: false,
-        write_budget: 0,
-        scrub_rate: 0,
+        ..Spec::default()
     }
 }
 

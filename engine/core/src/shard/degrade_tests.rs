@@ -14,7 +14,6 @@ use terrace_types::{BlockKey, Lookup, PutOutcome, Tier};
 use super::log_lines::LogLines;
 use super::sim_world::{Spec, World, value};
 use super::*;
-use crate::config::WriteMode;
 
 const DEADLINE: Duration = Duration::from_millis(100);
 /// How late a deadline may be noticed, by the driver of the devices.
@@ -28,17 +27,11 @@ const FAILED: UnavailableReason = UnavailableReason::TierFailed;
 
 fn spec(segments: Vec<u32>, dram_blocks: usize) -> Spec {
     Spec {
-        policy: "LRU",
         segment_len: 1 << 20,
         segments,
         dram_blocks,
-        dram_bytes: 32 << 20,
-        keep_all: false,
-        write_mode: WriteMode::Back,
         io_deadline: DEADLINE,
-        absent: false,
-        scrub_rate: 0,
-        write_budget: 0,
+        ..Spec::default()
     }
 }
 

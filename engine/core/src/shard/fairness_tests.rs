@@ -13,7 +13,6 @@ use terrace_types::{Lookup, PutOutcome};
 
 use super::sim_world::{Spec, World, value};
 use super::*;
-use crate::config::WriteMode;
 
 const LATENCY: Duration = Duration::from_millis(1);
 const SPAN: Duration = Duration::from_millis(60);
@@ -23,17 +22,13 @@ const LEN_MAX: u64 = 9000;
 
 fn spec() -> Spec {
     Spec {
-        policy: "LRU",
         segment_len: 1 << 20,
         segments: vec![64],
         dram_blocks: 64,
         dram_bytes: 8 << 20,
         keep_all: true,
-        write_mode: WriteMode::Back,
         io_deadline: Duration::from_secs(5),
-        absent: false,
-        write_budget: 0,
-        scrub_rate: 0,
+        ..Spec::default()
     }
 }
 

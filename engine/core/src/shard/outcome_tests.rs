@@ -16,7 +16,6 @@ use terrace_types::{BlockKey, Checksum, Lookup, PutOutcome};
 use super::log_lines::LogLines;
 use super::sim_world::{Spec, World};
 use super::*;
-use crate::config::WriteMode;
 use crate::events::subscription;
 
 const LEN: usize = 16 << 10;
@@ -24,17 +23,10 @@ const GET: fn() -> GetOptions = GetOptions::default;
 
 fn spec(segments: u32, dram_blocks: usize) -> Spec {
     Spec {
-        policy: "LRU",
-        segment_len: 256 << 10,
         segments: vec![segments],
         dram_blocks,
-        dram_bytes: 32 << 20,
-        keep_all: false,
-        write_mode: WriteMode::Back,
         io_deadline: Duration::from_millis(100),
-        absent: false,
-        scrub_rate: 0,
-        write_budget: 0,
+        ..Spec::default()
     }
 }
 

@@ -20,17 +20,10 @@ const LEN: usize = 16 << 10;
 
 fn spec(segments: u32, dram_blocks: usize) -> Spec {
     Spec {
-        policy: "LRU",
-        segment_len: 256 << 10,
         segments: vec![segments],
         dram_blocks,
-        dram_bytes: 32 << 20,
-        keep_all: false,
-        write_mode: WriteMode::Back,
         io_deadline: Duration::from_secs(60),
-        absent: false,
-        scrub_rate: 0,
-        write_budget: 0,
+        ..Spec::default()
     }
 }
 

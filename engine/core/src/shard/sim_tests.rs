@@ -110,7 +110,6 @@ fn spec(seed: u64, policy: &'static str) -> Spec {
         policy,
         segment_len: (256 << 10) << random.below(2),
         segments: (0..devices).map(|_| 2 + random.below(8) as u32).collect(),
-        dram_blocks: 24,
         dram_bytes: (2 << 20) << (4 * random.below(2)),
         keep_all: random.one_in(4),
         write_mode: if random.one_in(4) {
@@ -119,9 +118,7 @@ fn spec(seed: u64, policy: &'static str) -> Spec {
             WriteMode::Back
         },
         io_deadline: Duration::from_millis(100),
-        absent: false,
-        scrub_rate: 0,
-        write_budget: 0,
+        ..Spec::default()
     }
 }
 

@@ -119,6 +119,25 @@ pub(super) struct Spec {
     pub(super) write_budget: u64,
 }
 
+impl Default for Spec {
+    /// One device of eight short segments, and DRAM enough for all that is put.
+    fn default() -> Self {
+        Self {
+            policy: "LRU",
+            segment_len: 256 << 10,
+            segments: vec![8],
+            dram_blocks: 24,
+            dram_bytes: 32 << 20,
+            keep_all: false,
+            write_mode: crate::config::WriteMode::Back,
+            io_deadline: Duration::from_millis(500),
+            absent: false,
+            scrub_rate: 0,
+            write_budget: 0,
+        }
+    }
+}
+
 impl Spec {
     /// Devices as they come from the factory.
     pub(super) fn blank(&self) -> Vec<MemImage> {

@@ -27,6 +27,7 @@ mod lines;
 mod lirs;
 mod mooncake;
 mod random;
+pub(crate) use random::Random;
 mod requests;
 pub mod synth;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Owns the random draws of the synthetic trace.
+//! Owns the random draws of the synthetic trace, and of what else must be the same in each run.
 //!
 //! **Invariants**
 //! - The same seed gives the same draws on every machine and toolchain: only additions,
@@ -7,18 +7,18 @@
 
 /// The splitmix64 generator and the distributions drawn from it.
 #[derive(Clone, Debug)]
-pub(super) struct Random {
+pub(crate) struct Random {
     state: u64,
 }
 
 impl Random {
     /// Starts the sequence of `seed`.
-    pub(super) const fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
     /// The next 64 random bits.
-    pub(super) const fn bits(&mut self) -> u64 {
+    pub(crate) const fn bits(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.state;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
