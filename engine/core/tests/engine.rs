@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use terrace_engine::policy::{Lru, Policy, PolicyBytes, PolicyConfig};
 use terrace_engine::{
@@ -714,14 +714,9 @@ fn opened_and_closed_again_and_again_leaves_nothing() {
     // Tests of this binary run side by side; nextest gives each a process of its own.
     if std::env::var_os("NEXTEST").is_some() {
         assert_eq!(maps(), 0);
-        // glommio closes files by its ring; an idle executor comes to it at its next beat.
-        let deadline = Instant::now() + Duration::from_secs(30);
+        // glommio closes files by its ring; an idle executor comes to it at its next beat. One
+        // that never does shows as a test that nextest ends.
         while fds() > before {
-            assert!(
-                Instant::now() < deadline,
-                "{before} descriptors became {}",
-                fds()
-            );
             std::thread::yield_now();
         }
     }
