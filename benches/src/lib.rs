@@ -127,6 +127,7 @@ pub fn policy_hits(policy: &str, blocks: u32, count: u64) -> Option<Measured> {
     let config = PolicyConfig {
         capacity_blocks: blocks as usize,
         blocks_max: blocks + 1,
+        below_blocks: 0,
     };
     let mut policy = by_name(policy, config).ok()?;
     for ix in 0..blocks {
@@ -150,6 +151,7 @@ pub fn policy_churn(policy: &str, blocks: u32, count: u64) -> Option<Measured> {
     let config = PolicyConfig {
         capacity_blocks: blocks as usize,
         blocks_max: blocks + 1,
+        below_blocks: 0,
     };
     let mut policy = by_name(policy, config).ok()?;
     for ix in 0..blocks {

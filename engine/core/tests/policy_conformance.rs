@@ -181,6 +181,7 @@ impl Run {
         let config = PolicyConfig {
             capacity_blocks,
             blocks_max: BLOCKS_MAX,
+            below_blocks: 0,
         };
         let policy = policy::by_name(name, config).unwrap();
         assert_eq!(policy.name(), name);
@@ -545,6 +546,7 @@ fn name_in_any_case_is_accepted_and_another_is_refused_with_the_names() {
     let config = PolicyConfig {
         capacity_blocks: 1,
         blocks_max: 1,
+        below_blocks: 0,
     };
     for name in POLICY_NAMES {
         assert_eq!(

@@ -211,6 +211,7 @@ fn run(name: &str, trace: &Trace, capacity: u64) -> Vec<bool> {
     let config = PolicyConfig {
         capacity_blocks,
         blocks_max,
+        below_blocks: 0,
     };
     let mut policy = policy::by_name(name, config).unwrap();
     replay(&mut *policy, trace, capacity_blocks)

@@ -139,6 +139,7 @@ mod tests {
         let mut clock = Clock::new(PolicyConfig {
             capacity_blocks: 3,
             blocks_max: 3,
+            below_blocks: 0,
         })
         .unwrap();
         let access = Access::plain(KeyHash(0));
@@ -153,6 +154,7 @@ mod tests {
         let mut clock = Clock::new(PolicyConfig {
             capacity_blocks: 3,
             blocks_max: 3,
+            below_blocks: 0,
         })
         .unwrap();
         let access = Access::plain(KeyHash(0));

@@ -150,6 +150,7 @@ mod tests {
         let config = PolicyConfig {
             capacity_blocks: 10,
             blocks_max: 10,
+            below_blocks: 0,
         };
         let mut policy = Gdsf::new(config).unwrap();
         for (block, &len) in (0..).zip(lens) {

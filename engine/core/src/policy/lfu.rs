@@ -121,6 +121,7 @@ mod tests {
         let config = PolicyConfig {
             capacity_blocks: 3,
             blocks_max: 3,
+            below_blocks: 0,
         };
         let access = Access::plain(KeyHash(0));
         let (mut lfu, mut restored) = (Lfu::new(config).unwrap(), Lfu::new(config).unwrap());

@@ -195,6 +195,7 @@ mod tests {
         let config = PolicyConfig {
             capacity_blocks: 3,
             blocks_max: 3,
+            below_blocks: 0,
         };
         let mut policy = Lru2::new(history, config).unwrap();
         let access = |id| Access::plain(KeyHash(id));

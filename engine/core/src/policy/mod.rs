@@ -60,6 +60,9 @@ pub use wtinylfu::WTinyLfu;
 /// the others and a slab should change classes instead.
 pub const VICTIM_SCAN_MAX: usize = 64;
 
+/// Most bytes that a policy's learned state may have, see [`Policy::save_learned`].
+pub const LEARNED_LEN_MAX: usize = 1 << 20;
+
 /// What a policy needs to know when a shard opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyConfig {
@@ -67,6 +70,9 @@ pub struct PolicyConfig {
     pub capacity_blocks: usize,
     /// No block number reaches this; arrays may be reserved for it.
     pub blocks_max: u32,
+    /// Blocks that the tiers below are expected to hold for the shard; 0 without any. A policy
+    /// that remembers blocks which are gone may want to remember these, too.
+    pub below_blocks: usize,
 }
 
 /// Memory a policy uses, in bytes.
@@ -142,10 +148,31 @@ pub trait Policy {
         self.on_insert(block, access);
     }
 
+    /// What the policy has learned of the load, apart from any block: at most
+    /// [`LEARNED_LEN_MAX`] bytes that begin with a format of the policy's own. They are kept over
+    /// a clean restart for [`Policy::restore_learned`]. The default has learned nothing.
+    fn save_learned(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Goes on with what an earlier run has learned; called before the first block is restored.
+    /// The bytes come from a device, of another policy or another version perhaps: what this
+    /// policy cannot read it leaves out, and never panics.
+    fn restore_learned(&mut self, learned: &[u8]) {
+        let _ = learned;
+    }
+
     /// Whether a block that is about to be stored is worth a slot. A policy whose choice of a
     /// victim depends on the block that needs the room learns of that block here; it may come
     /// without having been announced, and one that was announced may not come.
     fn admit(&mut self, access: &Access) -> Admission {
+        let _ = access;
+        Admission::Admit
+    }
+
+    /// Whether a block that the policy has just given up is worth a write to the tier below.
+    /// Asked once for each block that no tier below holds, before anything else is asked.
+    fn admit_below(&mut self, access: &Access) -> Admission {
         let _ = access;
         Admission::Admit
     }

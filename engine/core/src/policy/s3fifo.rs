@@ -414,6 +414,7 @@ mod tests {
         let config = PolicyConfig {
             capacity_blocks: capacity as usize,
             blocks_max: capacity,
+            below_blocks: 0,
         };
         let mut policy = S3Fifo::new(config).unwrap();
         (0..capacity).for_each(|number| policy.on_insert(BlockIx(number), &access(number.into())));
@@ -540,6 +541,7 @@ mod tests {
         let config = PolicyConfig {
             capacity_blocks: capacity as usize,
             blocks_max: capacity,
+            below_blocks: 0,
         };
         let mut policy = S3Fifo::with(variant, config).unwrap();
         (0..capacity).for_each(|number| policy.on_insert(BlockIx(number), &access(number.into())));

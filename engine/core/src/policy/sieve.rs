@@ -176,6 +176,7 @@ mod tests {
         let config = PolicyConfig {
             capacity_blocks: count as usize,
             blocks_max: 4,
+            below_blocks: 0,
         };
         let mut sieve = Sieve::new(config).unwrap();
         (0..count).for_each(|number| sieve.on_insert(BlockIx(number), &ACCESS));

@@ -185,6 +185,7 @@ mod tests {
         let config = PolicyConfig {
             capacity_blocks: count as usize,
             blocks_max: count,
+            below_blocks: 0,
         };
         let mut policy = TwoQ::new(config).unwrap();
         (0..count).for_each(|number| policy.on_insert(BlockIx(number), &access(number.into())));

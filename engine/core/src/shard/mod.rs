@@ -403,6 +403,7 @@ impl State {
         let policy_config = PolicyConfig {
             capacity_blocks: expected,
             blocks_max,
+            below_blocks: 0,
         };
         let policy = plugins.make_policy(config, policy_config)?;
         #[expect(
