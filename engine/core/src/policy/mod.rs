@@ -17,6 +17,7 @@
 //! Exact algorithms and the papers they come from are named in each file.
 
 mod arc;
+mod below;
 mod clock;
 mod fifo;
 mod frequency;
@@ -40,6 +41,7 @@ use terrace_types::Access;
 pub use terrace_types::BlockIx;
 
 pub use arc::AdaptiveReplacement;
+pub use below::{BelowRule, WRITE_PRICE, expected_hits};
 pub use clock::Clock;
 pub use fifo::Fifo;
 pub use gdsf::Gdsf;
@@ -177,10 +179,13 @@ pub trait Policy {
         Admission::Admit
     }
 
-    /// Whether a block in a segment that is about to be reclaimed is worth writing again.
-    fn keep(&self, access: &Access) -> bool {
+    /// Whether a block in a segment that is about to be reclaimed is worth writing again. Asked
+    /// once for each block that is still in such a segment, whether or not it is in DRAM, too.
+    ///
+    /// `None` leaves it to the engine, which keeps what is in DRAM or was hit since it was written.
+    fn keep(&mut self, access: &Access) -> Option<bool> {
         let _ = access;
-        false
+        None
     }
 
     /// Count of known blocks.

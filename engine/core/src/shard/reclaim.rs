@@ -1,8 +1,9 @@
 //! Reclaim: the oldest segment of a device is emptied, keeping what is worth a second write.
 //!
-//! Kept is what is in DRAM now and what was hit since it was last written: with a spare segment
-//! that reaches the hits of an exclusive LRU to within a hundredth on chat traces, at a sixth
-//! more writes. The rest leaves the tier with the segment.
+//! Kept is what the policy says. Where it has no opinion, that is what is in DRAM now and what was
+//! hit since it was last written: with a spare segment that reaches the hits of an exclusive LRU
+//! to within a hundredth on chat traces, at a sixth more writes. The rest leaves the tier with
+//! the segment.
 //!
 //! **Invariants**
 //! - Between the check that a record still counts and its new place nothing else runs.
@@ -18,7 +19,7 @@ use terrace_nvme::tier::{
     Contents, Location, Next, NvmeTier, ReadClass, Record, SegmentIx, Ticket, TierError,
 };
 use terrace_nvme::{AlignedBuffer, IoBuffer};
-use terrace_types::{BlockIx, BlockKey, Checksum, Hint};
+use terrace_types::{Access, BlockIx, BlockKey, Checksum, Hint, RequestContext};
 
 use super::{Job, Shard, State};
 use crate::index::{ERASED, WARM};
@@ -398,15 +399,14 @@ impl State {
                 let block = self.find_at(shard, entry, location)?;
                 let record = self.index.record(block);
                 let in_dram = record.slot().is_some();
-                let keep = in_dram
-                    || record.is(WARM)
-                    || tier.is_draining(segment)
-                    || self.policy.keep(&terrace_types::Access {
-                        id: record.hash(),
-                        len: record.len,
-                        hint: entry.hint,
-                        context: terrace_types::RequestContext::default(),
-                    });
+                let by_use = in_dram || record.is(WARM);
+                let access = Access {
+                    id: record.hash(),
+                    len: record.len,
+                    hint: entry.hint,
+                    context: RequestContext::default(),
+                };
+                let keep = tier.is_draining(segment) || self.policy.keep(&access).unwrap_or(by_use);
                 if !keep {
                     return None;
                 }

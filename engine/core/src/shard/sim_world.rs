@@ -84,8 +84,11 @@ impl Policy for TakeAll {
         self.inner.admit(access);
         Admission::Admit
     }
-    fn keep(&self, access: &Access) -> bool {
-        self.keep_all || self.inner.keep(access)
+    fn keep(&mut self, access: &Access) -> Option<bool> {
+        if self.keep_all {
+            return Some(true);
+        }
+        self.inner.keep(access)
     }
     fn len(&self) -> usize {
         self.inner.len()
