@@ -10,4 +10,3 @@ pub mod recover;
 pub mod replay;
 pub mod report;
 pub mod soak;
-pub mod trace;

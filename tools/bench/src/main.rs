@@ -13,8 +13,8 @@ use terrace_bench::recover::{self, RecoverOptions};
 use terrace_bench::replay::{self, NvmeOptions, ReplayOptions, Speed};
 use terrace_bench::report;
 use terrace_bench::soak::{self, SoakOptions};
-use terrace_bench::trace::{SynthConfig, Trace};
 use terrace_engine::{Engine, EngineConfig, HugepageMode, Use};
+use terrace_sim::trace::{SynthConfig, Trace};
 use terrace_types::ByteLen;
 
 /// Measures the Terrace engine.

@@ -22,7 +22,7 @@ use terrace_engine::{
 use terrace_types::limits::{BLOCK_LEN_MAX, HUGEPAGE_LEN, SLOT_ALIGN};
 
 use crate::payload;
-use crate::trace::{Trace, TraceRequest};
+use terrace_sim::trace::{Trace, TraceRequest};
 
 /// Most requests in flight: each holds a payload of its own.
 const IODEPTH_MAX: usize = 4096;

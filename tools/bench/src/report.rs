@@ -8,7 +8,7 @@ use terrace_engine::{DeviceGauges, RingReport, TierCounters};
 use terrace_types::ByteLen;
 
 use crate::replay::{ReplayOptions, ReplayOutcome};
-use crate::trace::Trace;
+use terrace_sim::trace::Trace;
 
 #[expect(clippy::cast_precision_loss, reason = "reports round anyway")]
 fn micros(histogram: &Histogram<u64>, quantile: f64) -> f64 {

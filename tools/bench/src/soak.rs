@@ -21,7 +21,7 @@ use terrace_engine::{
 
 use crate::payload;
 use crate::replay::{CLOSE_DEADLINE, now};
-use crate::trace::Random;
+use terrace_sim::trace::Random;
 
 const CLIENTS: u64 = 24;
 const KEYS: u64 = 400;

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use terrace_bench::trace::Trace;
+use terrace_sim::trace::Trace;
 
 /// File, requests, block accesses, different blocks, whether requests are chains.
 const TRACES: [(&str, usize, usize, usize, bool); 9] = [

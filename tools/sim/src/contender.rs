@@ -1,0 +1,86 @@
+//! What can be simulated: the engine's policies, and the bounds that know the future.
+
+use terrace_engine::policy::{OptBound, POLICY_NAMES};
+
+use crate::error::SimError;
+
+/// Names of the bounds, as users write them.
+const BOUND_NAMES: [&str; 2] = ["OPT", "OPTbypass"];
+
+/// The name that stands for all.
+const ALL: &str = "all";
+
+/// A policy or a bound, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// A policy of the engine.
+    Policy(&'static str),
+    /// A bound.
+    Bound(&'static str, OptBound),
+}
+
+impl Contender {
+    /// The contender of this name, in any case.
+    ///
+    /// # Errors
+    /// [`SimError::UnknownPolicy`] with the names there are.
+    pub fn by_name(name: &str) -> Result<Self, SimError> {
+        let same = |known: &&&str| known.eq_ignore_ascii_case(name);
+        if let Some(known) = POLICY_NAMES.iter().find(same) {
+            return Ok(Self::Policy(known));
+        }
+        let bound = BOUND_NAMES.iter().find(same).copied();
+        match bound.and_then(|known| Some((known, OptBound::by_name(known)?))) {
+            Some((known, bound)) => Ok(Self::Bound(known, bound)),
+            None => Err(SimError::UnknownPolicy {
+                name: name.to_owned(),
+            }),
+        }
+    }
+
+    /// The contenders of a list of names with commas between them; `all` stands for all.
+    ///
+    /// # Errors
+    /// [`SimError::UnknownPolicy`], [`SimError::EmptyPlace`] or [`SimError::GivenTwice`].
+    pub fn list(text: &str) -> Result<Vec<Self>, SimError> {
+        let mut contenders = Vec::new();
+        for name in text.split(',').map(str::trim) {
+            if name.is_empty() {
+                return Err(SimError::EmptyPlace {
+                    list: text.to_owned(),
+                });
+            }
+            let named = if name.eq_ignore_ascii_case(ALL) {
+                Self::all()
+            } else {
+                vec![Self::by_name(name)?]
+            };
+            if named.iter().any(|contender| contenders.contains(contender)) {
+                return Err(SimError::GivenTwice {
+                    value: name.to_owned(),
+                });
+            }
+            contenders.extend(named);
+        }
+        Ok(contenders)
+    }
+
+    fn all() -> Vec<Self> {
+        let names = Self::names().into_iter();
+        names.filter_map(|name| Self::by_name(name).ok()).collect()
+    }
+
+    /// The names there are.
+    #[must_use]
+    pub fn names() -> Vec<&'static str> {
+        POLICY_NAMES.into_iter().chain(BOUND_NAMES).collect()
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Policy(name) | Self::Bound(name, _) => name,
+        }
+    }
+}
