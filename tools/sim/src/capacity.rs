@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::contender::places;
 use crate::error::SimError;
 
 /// Room in blocks, or as a share of the different blocks of a trace.
@@ -21,12 +22,7 @@ impl Capacity {
     /// [`SimError::EmptyPlace`], [`SimError::GivenTwice`], or what is wrong with one of them.
     pub fn list(text: &str) -> Result<Vec<Self>, SimError> {
         let mut capacities: Vec<Self> = Vec::new();
-        for item in text.split(',').map(str::trim) {
-            if item.is_empty() {
-                return Err(SimError::EmptyPlace {
-                    list: text.to_owned(),
-                });
-            }
+        for item in places(text)? {
             let capacity = item.parse()?;
             if capacities.contains(&capacity) {
                 return Err(SimError::GivenTwice {

@@ -25,11 +25,10 @@ impl Contender {
     /// # Errors
     /// [`SimError::UnknownPolicy`] with the names there are.
     pub fn by_name(name: &str) -> Result<Self, SimError> {
-        let same = |known: &&&str| known.eq_ignore_ascii_case(name);
-        if let Some(known) = POLICY_NAMES.iter().find(same) {
-            return Ok(Self::Policy(known));
+        if let Some(at) = position_in(&POLICY_NAMES, name) {
+            return Ok(Self::Policy(POLICY_NAMES[at]));
         }
-        let bound = BOUND_NAMES.iter().find(same).copied();
+        let bound = position_in(&BOUND_NAMES, name).map(|at| BOUND_NAMES[at]);
         match bound.and_then(|known| Some((known, OptBound::by_name(known)?))) {
             Some((known, bound)) => Ok(Self::Bound(known, bound)),
             None => Err(SimError::UnknownPolicy {
@@ -44,12 +43,7 @@ impl Contender {
     /// [`SimError::UnknownPolicy`], [`SimError::EmptyPlace`] or [`SimError::GivenTwice`].
     pub fn list(text: &str) -> Result<Vec<Self>, SimError> {
         let mut contenders = Vec::new();
-        for name in text.split(',').map(str::trim) {
-            if name.is_empty() {
-                return Err(SimError::EmptyPlace {
-                    list: text.to_owned(),
-                });
-            }
+        for name in places(text)? {
             let named = if name.eq_ignore_ascii_case(ALL) {
                 Self::all()
             } else {
@@ -83,4 +77,22 @@ impl Contender {
             Self::Policy(name) | Self::Bound(name, _) => name,
         }
     }
+}
+
+/// Where in `names` the name stands, in any case.
+pub(crate) fn position_in(names: &[&str], name: &str) -> Option<usize> {
+    names
+        .iter()
+        .position(|known| known.eq_ignore_ascii_case(name))
+}
+
+/// The values of a list with commas between them.
+pub(crate) fn places(list: &str) -> Result<Vec<&str>, SimError> {
+    let places: Vec<&str> = list.split(',').map(str::trim).collect();
+    if places.iter().any(|place| place.is_empty()) {
+        return Err(SimError::EmptyPlace {
+            list: list.to_owned(),
+        });
+    }
+    Ok(places)
 }

@@ -3,6 +3,7 @@
 use terrace_engine::policy::PolicyError;
 
 use crate::contender::Contender;
+use crate::two_tier::TwoTierScheme;
 
 /// Why nothing can be simulated.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +12,12 @@ pub enum SimError {
     /// The name is neither that of a policy nor that of a bound.
     #[error("`{name}` is not a policy; there are {}, and all", Contender::names().join(", "))]
     UnknownPolicy {
+        /// The name as given.
+        name: String,
+    },
+    /// The name is not that of a scheme of two tiers.
+    #[error("`{name}` is not a scheme of two tiers; there are {}", TwoTierScheme::NAMES.join(", "))]
+    UnknownScheme {
         /// The name as given.
         name: String,
     },

@@ -5,6 +5,8 @@
 //!   keys that a replay through the engine has.
 //! - [`drive`] plays a workload to one policy of one shard, as the engine does.
 //! - [`simulate`] does so for every shard, and counts: see [`Outcome`].
+//! - [`two_tier`] holds the reference schemes of DRAM over NVMe; [`golden`] compares with the
+//!   expected counts of independent simulators.
 //!
 //! Nothing here moves bytes, waits, or asks a clock for more than how long a simulation took.
 
@@ -15,9 +17,12 @@ mod contender;
 mod cost;
 mod drive;
 mod error;
+pub mod golden;
 mod outcome;
+mod recency;
 mod simulate;
 pub mod trace;
+pub mod two_tier;
 mod workload;
 
 pub use capacity::Capacity;
