@@ -37,10 +37,72 @@ const BUDGET_SPAN_MS: u64 = 60_000;
 /// A share of the tier's blocks: over how many of those that come up at reclaim means are taken.
 const MEAN_DENOMINATOR: usize = 8;
 
+/// The price of a write, in hits, and how it rises as a budget of writes is used up.
+#[derive(Clone, Copy, Debug)]
+pub struct WritePrice {
+    base: f64,
+    /// Writes a millisecond, and those that were not paid off by time yet.
+    budget_per_ms: f64,
+    debt: f64,
+}
+
+impl Default for WritePrice {
+    fn default() -> Self {
+        Self {
+            base: WRITE_PRICE,
+            budget_per_ms: 0.0,
+            debt: 0.0,
+        }
+    }
+}
+
+impl WritePrice {
+    /// The same with another price, in hits a write; one that is no number from 0 to 1 counts as
+    /// the nearest that is.
+    #[must_use]
+    pub fn with_base(mut self, base: f64) -> Self {
+        self.base = if base.is_nan() {
+            WRITE_PRICE
+        } else {
+            base.clamp(0.0, 1.0)
+        };
+        self
+    }
+
+    /// The same with a budget of writes a second; 0 for none. The price rises as it is used up,
+    /// to a whole hit, so that what is written is what is worth most.
+    #[must_use]
+    pub fn with_budget(mut self, writes_per_second: f64) -> Self {
+        let sound = writes_per_second.is_finite() && writes_per_second > 0.0;
+        self.budget_per_ms = if sound { writes_per_second / 1e3 } else { 0.0 };
+        self
+    }
+
+    /// What a write costs now.
+    #[must_use]
+    pub fn now(&self) -> f64 {
+        if self.budget_per_ms == 0.0 {
+            return self.base;
+        }
+        let used = self.debt / (self.budget_per_ms * count(BUDGET_SPAN_MS));
+        self.base + (1.0 - self.base) * used.min(1.0)
+    }
+
+    /// A block was written.
+    pub fn pay(&mut self) {
+        self.debt += 1.0;
+    }
+
+    /// Time passed.
+    pub fn pass(&mut self, ms: u64) {
+        self.debt = (self.debt - count(ms) * self.budget_per_ms).max(0.0);
+    }
+}
+
 /// See the module's text. Times are the clock of requests, in milliseconds.
 #[derive(Clone, Debug)]
 pub struct BelowRule {
-    price: f64,
+    price: WritePrice,
     blocks: u64,
     now_ms: u64,
     began_ms: Option<u64>,
@@ -52,9 +114,6 @@ pub struct BelowRule {
     /// Mean worth of those that were not.
     idle: f64,
     gain: f64,
-    /// Writes a millisecond, and those that were not paid off by time yet.
-    budget_per_ms: f64,
-    debt: f64,
 }
 
 impl BelowRule {
@@ -63,7 +122,7 @@ impl BelowRule {
     pub fn new(blocks: usize) -> Self {
         let over = (blocks / MEAN_DENOMINATOR).max(MARKS);
         Self {
-            price: WRITE_PRICE,
+            price: WritePrice::default(),
             blocks: (blocks as u64).max(1),
             now_ms: 0,
             began_ms: None,
@@ -72,29 +131,13 @@ impl BelowRule {
             kept: 0.0,
             idle: 0.0,
             gain: 1.0 / count(over as u64),
-            budget_per_ms: 0.0,
-            debt: 0.0,
         }
     }
 
-    /// The same with another price, in hits a write; one that is no number from 0 to 1 counts as
-    /// the nearest that is.
+    /// The same with another price of a write; second writes are paid as well.
     #[must_use]
-    pub fn with_price(mut self, price: f64) -> Self {
-        self.price = if price.is_nan() {
-            WRITE_PRICE
-        } else {
-            price.clamp(0.0, 1.0)
-        };
-        self
-    }
-
-    /// The same with a budget of writes a second, second writes included; 0 for none. The price
-    /// rises as it is used up, so that what is written is what is worth most.
-    #[must_use]
-    pub fn with_budget(mut self, writes_per_second: f64) -> Self {
-        let sound = writes_per_second.is_finite() && writes_per_second > 0.0;
-        self.budget_per_ms = if sound { writes_per_second / 1e3 } else { 0.0 };
+    pub const fn with_price(mut self, price: WritePrice) -> Self {
+        self.price = price;
         self
     }
 
@@ -103,7 +146,7 @@ impl BelowRule {
         self.began_ms.get_or_insert(now_ms);
         let passed = now_ms.saturating_sub(self.now_ms);
         self.now_ms = self.now_ms.max(now_ms);
-        self.debt = (self.debt - count(passed) * self.budget_per_ms).max(0.0);
+        self.price.pass(passed);
     }
 
     /// How long a block written now is expected to stay, in milliseconds: the time of the last
@@ -129,7 +172,7 @@ impl BelowRule {
     #[must_use]
     pub fn threshold(&self) -> f64 {
         // One that is kept has been read back and is written: nine of ten at most.
-        let price = self.price();
+        let price = self.price.now();
         let dearer = price / (1.0 - self.kept.min(0.9));
         (dearer + self.idle).min(THRESHOLD_MAX).max(price)
     }
@@ -158,16 +201,8 @@ impl BelowRule {
         kept
     }
 
-    fn price(&self) -> f64 {
-        if self.budget_per_ms == 0.0 {
-            return self.price;
-        }
-        let used = self.debt / (self.budget_per_ms * count(BUDGET_SPAN_MS));
-        self.price + (1.0 - self.price) * used.min(1.0)
-    }
-
     fn count_write(&mut self) {
-        self.debt += 1.0;
+        self.price.pay();
         self.writes += 1;
         let part = self.part();
         if self.writes.is_multiple_of(part) {
@@ -273,7 +308,8 @@ mod tests {
 
     #[test]
     fn budget_bounds_writes_and_takes_the_best() {
-        let mut rule = BelowRule::new(1_000_000).with_budget(10.0);
+        let mut rule =
+            BelowRule::new(1_000_000).with_price(WritePrice::default().with_budget(10.0));
         let (mut good, mut poor) = (0, 0);
         for second in 0..3600_u64 {
             rule.advance(second * 1000);
@@ -306,7 +342,8 @@ mod tests {
             budget in prop_oneof![Just(f64::INFINITY), Just(0.0), 0.0..1e6],
             calls in prop::collection::vec((any::<bool>(), -0.5..1.5, 0_u64..100_000), 0..400),
         ) {
-            let mut rule = BelowRule::new(blocks).with_price(price).with_budget(budget);
+            let mut rule = BelowRule::new(blocks)
+                .with_price(WritePrice::default().with_base(price).with_budget(budget));
             let mut clock = 0_u64;
             for (reclaimed, worth, step) in calls {
                 // Now and then the clock goes back.

@@ -41,7 +41,7 @@ use terrace_types::Access;
 pub use terrace_types::BlockIx;
 
 pub use arc::AdaptiveReplacement;
-pub use below::{BelowRule, WRITE_PRICE, expected_hits};
+pub use below::{BelowRule, WRITE_PRICE, WritePrice, expected_hits};
 pub use clock::Clock;
 pub use fifo::Fifo;
 pub use gdsf::Gdsf;
