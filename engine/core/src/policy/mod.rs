@@ -172,6 +172,12 @@ pub trait Policy {
         Admission::Admit
     }
 
+    /// What a write to the tier below costs, told before anything else where it is not the
+    /// default. A policy that writes by worth goes by it.
+    fn set_write_price(&mut self, price: WritePrice) {
+        let _ = price;
+    }
+
     /// Whether a block that the policy has just given up is worth a write to the tier below.
     /// Asked once for each block that no tier below holds, before anything else is asked.
     fn admit_below(&mut self, access: &Access) -> Admission {

@@ -8,7 +8,7 @@
 //! they are begun, and a segment is reclaimed when the one before it is opened.
 
 use terrace_engine::EngineConfig;
-use terrace_engine::policy::{self, Admission, Policy, PolicyConfig};
+use terrace_engine::policy::{self, Admission, Policy, PolicyConfig, WritePrice};
 use terrace_types::{Access, BlockIx, KeyHash};
 
 use super::log::{Log, LogShape, NONE};
@@ -32,6 +32,8 @@ pub struct SegmentOptions {
     pub log: LogShape,
     /// Whether requests are announced to the policy before their first block is read.
     pub announced: bool,
+    /// What a write costs, for policies that go by it.
+    pub price: WritePrice,
 }
 
 struct Tiers<'a> {
@@ -61,7 +63,7 @@ struct Tiers<'a> {
 /// [`SimError::Policy`] when there is no such policy.
 pub fn segments(workload: &Workload, options: &SegmentOptions) -> Result<TierCounts, SimError> {
     let unique = workload.unique_blocks();
-    let policy = policy::by_name(
+    let mut policy = policy::by_name(
         &options.policy,
         PolicyConfig {
             capacity_blocks: options.dram,
@@ -69,6 +71,7 @@ pub fn segments(workload: &Workload, options: &SegmentOptions) -> Result<TierCou
             below_blocks: options.log.blocks(),
         },
     )?;
+    policy.set_write_price(options.price);
     let engine = EngineConfig::default();
     let mut tiers = Tiers {
         keys: workload.keys(),
