@@ -17,6 +17,7 @@
 //! Exact algorithms and the papers they come from are named in each file.
 
 mod arc;
+mod chain;
 mod clock;
 mod fifo;
 mod frequency;
@@ -29,6 +30,7 @@ mod list;
 mod lru;
 mod lru2;
 mod opt;
+mod request;
 mod s3fifo;
 mod sieve;
 mod twoq;
