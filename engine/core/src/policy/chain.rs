@@ -12,6 +12,9 @@
 //!
 //! A leaf has room for a number of its policy's own, its mark, where others name their child.
 
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
 use terrace_slab::{HugeVec, HugeVecError};
 use terrace_types::BlockIx;
 
@@ -219,6 +222,33 @@ impl Chain {
             above = self.parent(block);
         }
         None
+    }
+
+    /// All blocks in the order in which they would go from these leaves on, which are all there
+    /// are, the smallest key first. Allocates.
+    pub(super) fn in_order<K: Ord>(
+        &self,
+        leaves: impl Iterator<Item = BlockIx>,
+        key: impl Fn(BlockIx) -> K,
+    ) -> Vec<BlockIx> {
+        let keyed = |block: BlockIx| Reverse((key(block), block));
+        let mut next: BinaryHeap<_> = leaves.map(keyed).collect();
+        let mut children: HashMap<BlockIx, u32> = HashMap::new();
+        let mut order = Vec::new();
+        while let Some(Reverse((_, block))) = next.pop() {
+            order.push(block);
+            let Some(parent) = self.parent(block) else {
+                continue;
+            };
+            let left = children
+                .entry(parent)
+                .or_insert_with(|| self.children(parent));
+            *left -= 1;
+            if *left == 0 {
+                next.push(keyed(parent));
+            }
+        }
+        order
     }
 
     /// Bytes in use.

@@ -11,9 +11,6 @@
 //! - No leaf's key is smaller than that of the leaf above it in its heap. Of equal keys, which
 //!   only wrong hints make, the smaller block number is the smaller.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
-
 use bytemuck::Zeroable;
 use terrace_slab::{HugeVec, HugeVecError};
 use terrace_types::BlockIx;
@@ -222,27 +219,11 @@ impl Leaves {
     /// All blocks in the order in which they would go, were nothing used any more and were
     /// there one heap. Allocates.
     pub(super) fn in_order(&self) -> Vec<BlockIx> {
-        let keyed = |block: BlockIx| Reverse((self.key(block), block));
         let heaps = self.heaps.iter();
         let leaves = heaps.flat_map(|heap| heap.blocks[..heap.len].iter().copied().map(BlockIx));
         let tip = self.tip.filter(|tip| self.chain.is_leaf(*tip));
-        let mut next: BinaryHeap<_> = leaves.chain(tip).map(keyed).collect();
-        let mut children: HashMap<BlockIx, u32> = HashMap::new();
-        let mut order = Vec::with_capacity(self.len);
-        while let Some(Reverse((_, block))) = next.pop() {
-            order.push(block);
-            let Some(parent) = self.chain.parent(block) else {
-                continue;
-            };
-            let left = children
-                .entry(parent)
-                .or_insert_with(|| self.chain.children(parent));
-            *left -= 1;
-            if *left == 0 {
-                next.push(keyed(parent));
-            }
-        }
-        order
+        self.chain
+            .in_order(leaves.chain(tip), |block| self.key(block))
     }
 
     /// Bytes in use.

@@ -23,6 +23,7 @@ mod fifo;
 mod frequency;
 mod gdsf;
 mod ghost;
+mod gittins;
 mod hazard;
 mod heap;
 mod leaves;
@@ -48,6 +49,7 @@ pub use arc::AdaptiveReplacement;
 pub use clock::Clock;
 pub use fifo::Fifo;
 pub use gdsf::Gdsf;
+pub use gittins::Gittins;
 pub use lfu::Lfu;
 pub use lirs::{Lirs, LirsHistory};
 pub use lru::Lru;
@@ -230,7 +232,7 @@ impl From<HugeVecError> for PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 33] = [
+const BUILT_IN: [(&str, Make); 34] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
@@ -294,6 +296,7 @@ const BUILT_IN: [(&str, Make); 33] = [
     ("P-HAZ-depth-hist", |config| {
         prefix(PrefixOrder::HazardByDepth, true, config)
     }),
+    ("P-GIT", |config| Ok(Box::new(Gittins::new(config)?))),
 ];
 
 fn s3fifo(variant: S3FifoVariant, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {

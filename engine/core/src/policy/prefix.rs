@@ -79,7 +79,7 @@ pub struct Prefix {
     /// The largest rank of a victim, or of a leaf refused in its place.
     age: u64,
     capacity: usize,
-    /// How many blocks there were when a victim was asked for last.
+    /// How many blocks there were when the last victim was given up, while no more have come.
     full_len: usize,
     /// Whether a block that is not resident may lie in a tier below.
     has_below: bool,
@@ -295,6 +295,10 @@ impl Policy for Prefix {
         self.learn(before, key);
         self.leaves.insert(block, self.request.parent_of(step), key);
         self.request.enter(step, block);
+        if self.leaves.len() > self.full_len {
+            // There was room after all.
+            self.full_len = usize::MAX;
+        }
     }
 
     fn on_remove(&mut self, block: BlockIx) {
@@ -317,7 +321,6 @@ impl Policy for Prefix {
     }
 
     fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx> {
-        self.full_len = self.leaves.len();
         if !self.spares_tip {
             self.leaves.set_tip(None);
         }
@@ -327,6 +330,7 @@ impl Policy for Prefix {
         let victim = self.leaves.pop(&mut Search::new(evictable), |leaves| {
             choose(leaves, hazards, number)
         })?;
+        self.full_len = self.leaves.len() + 1;
         self.leave_request(victim);
         let key = self.leaves.key(victim);
         // A block taken because colder ones were refused must not age these.
