@@ -22,7 +22,7 @@ use terrace_nvme::{AlignedBuffer, IoBuffer};
 use terrace_types::{Access, BlockIx, BlockKey, Checksum, Hint, RequestContext};
 
 use super::{Job, Shard, State};
-use crate::index::{ERASED, WARM};
+use crate::index::{DEMOTING, ERASED, WARM};
 
 /// Blocks that are read and written again side by side.
 const REINSERTIONS_AT_ONCE: usize = 16;
@@ -406,7 +406,10 @@ impl State {
                     hint: entry.hint,
                     context: RequestContext::default(),
                 };
-                let keep = tier.is_draining(segment) || self.policy.keep(&access).unwrap_or(by_use);
+                // One that is on its way down has left the policy.
+                let resident = (in_dram && !record.is(DEMOTING)).then_some(block);
+                let keep = tier.is_draining(segment)
+                    || self.policy.keep(resident, &access).unwrap_or(by_use);
                 if !keep {
                     return None;
                 }

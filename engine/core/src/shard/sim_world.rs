@@ -84,11 +84,11 @@ impl Policy for TakeAll {
         self.inner.admit(access);
         Admission::Admit
     }
-    fn keep(&mut self, access: &Access) -> Option<bool> {
+    fn keep(&mut self, resident: Option<BlockIx>, access: &Access) -> Option<bool> {
         if self.keep_all {
             return Some(true);
         }
-        self.inner.keep(access)
+        self.inner.keep(resident, access)
     }
     fn len(&self) -> usize {
         self.inner.len()

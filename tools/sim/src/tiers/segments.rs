@@ -67,7 +67,7 @@ pub fn segments(workload: &Workload, options: &SegmentOptions) -> Result<TierCou
         &options.policy,
         PolicyConfig {
             capacity_blocks: options.dram,
-            blocks_max: u32::try_from(options.dram + 1).unwrap_or(u32::MAX),
+            blocks_max: u32::try_from(options.dram + options.log.blocks()).unwrap_or(u32::MAX),
             below_blocks: options.log.blocks(),
         },
     )?;
@@ -198,10 +198,12 @@ impl Tiers<'_> {
     fn reclaim(&mut self) {
         let mut kept = Vec::new();
         for block in self.log.oldest() {
-            let in_dram = self.places[block as usize] != NONE;
+            let number = self.places[block as usize];
+            let in_dram = number != NONE;
             let by_use = in_dram || self.is_warm[block as usize];
             let access = self.access_of(block);
-            if self.policy.keep(&access).unwrap_or(by_use) {
+            let resident = in_dram.then_some(BlockIx(number));
+            if self.policy.keep(resident, &access).unwrap_or(by_use) {
                 kept.push((!in_dram, self.clock - self.used[block as usize], block));
             }
         }
