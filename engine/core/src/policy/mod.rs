@@ -17,18 +17,24 @@
 //! Exact algorithms and the papers they come from are named in each file.
 
 mod arc;
+mod chain;
 mod clock;
 mod fifo;
 mod frequency;
 mod gdsf;
 mod ghost;
+mod gittins;
+mod hazard;
 mod heap;
+mod leaves;
 mod lfu;
 mod lirs;
 mod list;
 mod lru;
 mod lru2;
 mod opt;
+mod prefix;
+mod request;
 mod s3fifo;
 mod sieve;
 mod twoq;
@@ -43,11 +49,13 @@ pub use arc::AdaptiveReplacement;
 pub use clock::Clock;
 pub use fifo::Fifo;
 pub use gdsf::Gdsf;
+pub use gittins::Gittins;
 pub use lfu::Lfu;
 pub use lirs::{Lirs, LirsHistory};
 pub use lru::Lru;
 pub use lru2::{Lru2, Lru2History};
-pub use opt::{OptBound, opt_hits};
+pub use opt::{OptBound, opt_hits, opt_hits_of_requests};
+pub use prefix::{Prefix, PrefixOrder};
 pub use s3fifo::{S3Fifo, S3FifoVariant};
 pub use sieve::Sieve;
 pub use twoq::TwoQ;
@@ -224,7 +232,7 @@ impl From<HugeVecError> for PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 21] = [
+const BUILT_IN: [(&str, Make); 34] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
@@ -256,6 +264,39 @@ const BUILT_IN: [(&str, Make); 21] = [
     ("S3FIFO-lcs24", |config| {
         s3fifo(S3FifoVariant::LIBRARY_2024, config)
     }),
+    ("P-LRU", |config| {
+        prefix(PrefixOrder::Recency, false, config)
+    }),
+    ("P-FIFO", |config| {
+        prefix(PrefixOrder::Arrival, false, config)
+    }),
+    ("P-LFU", |config| prefix(PrefixOrder::Uses, false, config)),
+    ("P-LFUhist", |config| {
+        prefix(PrefixOrder::Uses, true, config)
+    }),
+    ("LengthAware", |config| {
+        prefix(PrefixOrder::UsesAndDepth, false, config)
+    }),
+    ("P-LFUDA", |config| {
+        prefix(PrefixOrder::AgedUses, false, config)
+    }),
+    ("P-LFUDAhist", |config| {
+        prefix(PrefixOrder::AgedUses, true, config)
+    }),
+    ("P-LRU2hist", |config| {
+        prefix(PrefixOrder::LastUseButOne, true, config)
+    }),
+    ("P-HAZ", |config| prefix(PrefixOrder::Hazard, false, config)),
+    ("P-HAZ-depth", |config| {
+        prefix(PrefixOrder::HazardByDepth, false, config)
+    }),
+    ("P-HAZ-hist", |config| {
+        prefix(PrefixOrder::Hazard, true, config)
+    }),
+    ("P-HAZ-depth-hist", |config| {
+        prefix(PrefixOrder::HazardByDepth, true, config)
+    }),
+    ("P-GIT", |config| Ok(Box::new(Gittins::new(config)?))),
 ];
 
 fn s3fifo(variant: S3FifoVariant, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
@@ -264,6 +305,14 @@ fn s3fifo(variant: S3FifoVariant, config: PolicyConfig) -> Result<Box<dyn Policy
 
 fn lru2(history: Lru2History, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
     Ok(Box::new(Lru2::new(history, config)?))
+}
+
+fn prefix(
+    order: PrefixOrder,
+    with_history: bool,
+    config: PolicyConfig,
+) -> Result<Box<dyn Policy>, PolicyError> {
+    Ok(Box::new(Prefix::new(order, with_history, config)?))
 }
 
 fn lirs(history: LirsHistory, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
