@@ -31,6 +31,17 @@ pub(crate) const ERASED: u8 = 4;
 /// Set when the block was hit since it was last written below; reclaim keeps such blocks.
 pub(crate) const WARM: u8 = 8;
 
+/// Set when the block was read ahead of need and nobody used it yet.
+pub(crate) const AHEAD: u8 = 16;
+
+/// Set while the block is in DRAM for those who hold it only: the policy does not know it, and
+/// its slot is given up with the last pin.
+pub(crate) const PASSING: u8 = 32;
+
+/// Set when a durable put asked for the block: it is not for the policy to keep it from the
+/// devices.
+pub(crate) const PROMISED: u8 = 64;
+
 /// What the index keeps of a block.
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C, align(64))]

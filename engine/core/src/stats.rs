@@ -59,16 +59,29 @@ counters! {
     demoted_bytes,
     /// Blocks that the tier below failed to take.
     demotions_failed,
+    /// Blocks that left DRAM and that the policy did not want in the tier below.
+    below_declined,
     /// Blocks read from the tier below into DRAM.
     promotions,
     /// Bytes read from the tier below.
     promoted_bytes,
+    /// Blocks that came up for their readers only, as the policy did not want them in DRAM.
+    promotions_declined,
     /// Reads of the tier below that failed.
     promotions_failed,
     /// Blocks whose bytes did not match their checksum; they became misses.
     checksum_mismatches,
     /// Lookups that waited for a read that was under way already.
     reads_joined,
+    /// Blocks that came up ahead of need.
+    prefetched,
+    /// Of these, blocks that were used.
+    prefetched_used,
+    /// Of these, blocks that left DRAM before anybody used them.
+    prefetched_unused,
+    /// Blocks that were to be read ahead and were not begun: the caller went away, or its time
+    /// was up.
+    prefetch_cancelled,
     /// Blocks read straight into caller memory, past DRAM.
     direct_reads,
     /// Blocks the tier below gave up.
@@ -110,6 +123,9 @@ pub struct ShardGauges {
     pub index: IndexBytes,
     /// Memory of the policy.
     pub policy: PolicyBytes,
+    /// Bytes of DRAM, in whole granules of 4 KiB, for blocks that are read ahead of need and were
+    /// not used yet.
+    pub ahead_bytes: u64,
 }
 
 impl ShardGauges {
@@ -131,6 +147,7 @@ impl ShardGauges {
         self.index.keys += other.index.keys;
         self.policy.resident += other.policy.resident;
         self.policy.ghosts += other.policy.ghosts;
+        self.ahead_bytes += other.ahead_bytes;
     }
 
     /// Bytes of everything beside the arena: what `memory` costs on top of `dram_bytes`.

@@ -43,6 +43,9 @@ pub struct EngineConfig {
     pub block_lens: Vec<u64>,
     /// Largest share of DRAM that pinned and leased blocks may hold, from 0 to 1.
     pub pinned_ratio_max: f64,
+    /// Largest share of DRAM for blocks that are read ahead of need and were not used yet, from 0
+    /// to 1. One block is always granted.
+    pub prefetch_ratio_max: f64,
     /// How long a put or get waits for room before it answers `Busy` or `Unavailable`.
     pub busy_wait: Duration,
     /// Messages that may wait for one shard.
@@ -69,6 +72,7 @@ impl Default for EngineConfig {
             policy: "LRU".to_owned(),
             block_lens: Vec::new(),
             pinned_ratio_max: 0.5,
+            prefetch_ratio_max: 0.1,
             busy_wait: Duration::from_millis(500),
             mailbox_len: 1024,
             spin: Duration::from_micros(20),
@@ -150,6 +154,13 @@ impl EngineConfig {
             ratio > 0.0 && ratio <= 1.0,
             || "more than 0 and at most 1".to_owned(),
         )?;
+        let ratio = self.prefetch_ratio_max;
+        check(
+            "prefetch_ratio_max",
+            ratio,
+            (0.0..=1.0).contains(&ratio),
+            || "0 to 1".to_owned(),
+        )?;
         let (low, high) = (self.fill_ratio_low, self.fill_ratio_high);
         check("fill_ratio_high", high, (0.5..=1.0).contains(&high), || {
             "0.5 to 1".to_owned()
@@ -207,7 +218,7 @@ mod tests {
     #[test]
     fn config_out_of_range_names_field_value_and_limit() {
         type Change = fn(&mut EngineConfig);
-        let wrong: [(&str, Change); 22] = [
+        let wrong: [(&str, Change); 24] = [
             ("shards", |c| c.shards = 0),
             ("shards", |c| c.shards = 1000),
             ("shards", |c| c.shards = 5000),
@@ -220,6 +231,8 @@ mod tests {
             ("block_lens", |c| c.block_lens = vec![4096; 33]),
             ("pinned_ratio_max", |c| c.pinned_ratio_max = 0.0),
             ("pinned_ratio_max", |c| c.pinned_ratio_max = f64::NAN),
+            ("prefetch_ratio_max", |c| c.prefetch_ratio_max = 1.5),
+            ("prefetch_ratio_max", |c| c.prefetch_ratio_max = f64::NAN),
             ("fill_ratio_high", |c| c.fill_ratio_high = 1.1),
             ("fill_ratio_low", |c| c.fill_ratio_low = 0.99),
             ("busy_wait", |c| c.busy_wait = Duration::from_secs(4000)),

@@ -8,6 +8,7 @@ mod batch;
 mod calls;
 mod devices;
 mod open;
+mod prefetch;
 
 use std::future::Future;
 use std::rc::Rc;
@@ -33,6 +34,7 @@ pub(crate) use devices::ShardIo;
 
 pub use batch::PutItem;
 pub use open::EngineBuilder;
+pub use prefetch::Prefetch;
 
 /// What is left when an engine has closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,10 +14,13 @@ use terrace_nvme::tier::{Location, NvmeTier, Placed, Record, TierError};
 use terrace_slab::PinnedBlock;
 use terrace_types::{Access, BlockIx, Hint};
 
+use super::get::Found;
+use super::room::Asker;
 use super::way_down::OnItsWay;
 use super::{Shard, State};
 use crate::events::EventKind;
-use crate::index::{DEMOTING, ERASED, WARM};
+use crate::index::{DEMOTING, ERASED, PROMISED, WARM};
+use crate::policy::Admission;
 
 /// Writes of demotions that are awaited at once. The tier's own window is in bytes.
 const WRITES_MAX: usize = 512;
@@ -115,7 +118,7 @@ impl Shard {
             if !wanted || self.unavailable().is_some() {
                 break Step::End;
             }
-            let Some(victim) = state.victim_of(None) else {
+            let Some(victim) = state.victim_of(None, &Asker::default()) else {
                 break Step::End;
             };
             freed |= state.let_go(victim, self.number, self.tier.as_deref());
@@ -268,9 +271,7 @@ impl State {
         let mut freed = false;
         let mut next = Some(victim);
         while let Some(block) = next {
-            let record = self.index.record(block);
-            let dirty = record.below().is_none() && record.slot().is_some();
-            if dirty && tier.is_some_and(|tier| tier.takes_blocks() && tier.admit(record.len)) {
+            if tier.is_some_and(|tier| self.goes_below(block, tier)) {
                 self.begin_demotion(block);
             } else {
                 self.give_up(block, shard, tier);
@@ -279,6 +280,25 @@ impl State {
             next = self.policy.take_pending();
         }
         freed
+    }
+
+    /// Whether a block that the policy gave up is written below. One that was promised to be
+    /// durable is not for the policy to decline.
+    fn goes_below(&mut self, block: BlockIx, tier: &NvmeTier) -> bool {
+        let record = self.index.record(block);
+        if record.below().is_some() || record.slot().is_none() || !tier.takes_blocks() {
+            return false;
+        }
+        let (id, len, promised) = (record.hash(), record.len, record.is(PROMISED));
+        let access = Access {
+            len,
+            ..Access::plain(id)
+        };
+        if !promised && self.policy.admit_below(&access) == Admission::Decline {
+            self.counters.below_declined += 1;
+            return false;
+        }
+        tier.admit(len)
     }
 
     /// Marks a block as on its way down and queues it for the writer.
@@ -291,14 +311,21 @@ impl State {
 
     /// A pin for a write, beyond the bound on pins: it frees memory in the end.
     fn pin_for_write(&mut self, shard: &Shard, block: BlockIx) -> Option<PinnedBlock> {
+        let Found { slot, len, .. } = self.pin_beyond(block)?;
+        Some(PinnedBlock::new(&shard.shared, slot, len, block))
+    }
+
+    /// Counts a pin on a block in DRAM, beyond the bound on pins.
+    pub(super) fn pin_beyond(&mut self, block: BlockIx) -> Option<Found> {
         let record = self.index.record_mut(block);
         let slot = record.slot()?;
+        let pins = record.pins.checked_add(1)?;
         if record.pins == 0 {
             self.pinned_bytes += record.pinned_len();
         }
-        let record = self.index.record_mut(block);
-        record.pins = record.pins.checked_add(1)?;
-        Some(PinnedBlock::new(&shard.shared, slot, record.len, block))
+        record.pins = pins;
+        let len = record.len;
+        Some(Found { slot, len, block })
     }
 
     /// Appends a block to the tier and notes where.

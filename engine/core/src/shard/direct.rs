@@ -16,6 +16,7 @@ use terrace_types::{BlockIx, BlockKey, Checksum, Lookup, Tier, UnavailableReason
 
 use super::Shard;
 use super::get::{GetOptions, LocalPin};
+use super::room::Asker;
 use crate::index::{ERASED, PROMOTING, WARM};
 
 /// Bytes that are copied out of a region and hashed at a time: they stay in the first cache.
@@ -58,6 +59,7 @@ impl Shard {
             match below {
                 Some(block) if self.is_promoting(block) => {
                     self.state.borrow_mut().counters.reads_joined += 1;
+                    self.lift(block);
                     self.join_promotion(block).await;
                 }
                 Some(block) if self.fits(block, region) => {
@@ -171,7 +173,7 @@ impl Shard {
             let record = state.index.record(block);
             (record.len, record.checksum())
         };
-        let Some(mut writer) = self.try_room(u64::from(len)) else {
+        let Some(mut writer) = self.try_room(u64::from(len), &Asker::of(key)) else {
             return;
         };
         self.fill_by_read(&writer);

@@ -82,7 +82,11 @@ async fn calls(world: &World) {
     let (first, second) = join(is_hit(world, lost), is_hit(world, lost)).await;
     assert!(first && second);
     let cold = key(world, below(world, 0..40));
-    drop(shard.get_as(&cold, &GET(), Arrival::Ahead).await);
+    let second = Duration::from_secs(1);
+    let ahead = |key: &BlockKey| Chain::of(std::slice::from_ref(key));
+    let until = world.now() + second;
+    assert_eq!(shard.prefetch(ahead(&cold), until).await.begun, 1);
+    assert!(shard.get(&cold, &GET()).await.is_hit());
     let region = RegisteredRegion::allocate(LEN).unwrap();
     let cold = key(world, below(world, 0..40));
     assert!(shard.get_direct(&cold, &region, &GET()).await.is_hit());

@@ -9,7 +9,7 @@ use terrace_nvme::format::{EntryKind, EntryRef, Origin, Sequence};
 use terrace_nvme::tier::{Contents, NvmeTier, SegmentIx};
 use terrace_types::{BlockIx, BlockKey, KeyHash};
 
-use super::persist::Checkpoint;
+use super::persist;
 use super::{Shard, State};
 
 /// Segments read side by side.
@@ -68,7 +68,7 @@ struct Recovery {
     tombstones: HashMap<KeyHash, Sequence>,
     /// By namespace number, those of each shard that wrote some.
     namespaces: HashMap<u16, HashMap<Origin, Sequence>>,
-    checkpoints: Vec<Checkpoint>,
+    found: persist::Found,
     report: RecoveryReport,
 }
 
@@ -96,7 +96,7 @@ impl Shard {
                 );
             }
             self.take_in(tier, &contents, &mut recovery);
-            self.read_checkpoints(tier, &contents, warm, &mut recovery.checkpoints)
+            self.read_checkpoints(tier, &contents, warm, &mut recovery.found)
                 .await;
             if contents.walked {
                 walked.push(contents);
@@ -119,7 +119,7 @@ impl Shard {
         report.time = ended.since(started);
         self.recovery.set(report);
         self.start_reclaim();
-        self.start_warming(recovery.checkpoints);
+        self.start_warming(recovery.found);
     }
 
     fn take_in(&self, tier: &NvmeTier, contents: &Contents, recovery: &mut Recovery) {

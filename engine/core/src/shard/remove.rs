@@ -13,7 +13,7 @@ use terrace_types::{
 
 use super::{Shard, State};
 use crate::events::EventKind;
-use crate::index::DEMOTING;
+use crate::index::{DEMOTING, PASSING};
 
 /// A removal that has to survive a crash.
 pub(crate) struct Tombstone {
@@ -302,7 +302,7 @@ impl State {
     /// Takes a block out of policy, index and all tiers.
     fn take_out(&mut self, block: BlockIx, shard: usize, tier: Option<&NvmeTier>) {
         let record = self.index.record(block);
-        if record.slot().is_some() && !record.is(DEMOTING) {
+        if record.slot().is_some() && !record.is(DEMOTING | PASSING) {
             self.policy.on_remove(block);
         }
         self.emit(shard, EventKind::Removed, block);

@@ -1,16 +1,17 @@
 //! Making room: free slots, eviction, slabs that change classes, and the bounded wait.
 
+use std::collections::HashSet;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
 use futures_lite::future::or;
 use terrace_slab::{ClassChoice, ClassIx, SlotWriter};
-use terrace_types::{BlockIx, Nanos};
+use terrace_types::{BlockIx, BlockKey, KeyHash, Namespace, Nanos};
 
 use super::{Filler, Shard, State};
 use crate::events::EventKind;
-use crate::index::{DEMOTING, PROMOTING, Record};
+use crate::index::{AHEAD, DEMOTING, PASSING, PROMOTING, Record};
 use terrace_nvme::tier::NvmeTier;
 
 /// What one attempt at making room came to.
@@ -27,6 +28,48 @@ pub(super) enum Room {
 pub(super) enum Need {
     Read,
     Store,
+}
+
+/// Who needs room, and whose blocks do not go for it.
+#[derive(Clone, Default)]
+pub(super) struct Asker {
+    /// The namespace of the block that needs room; `None` for room ahead of need.
+    pub(super) namespace: Option<Namespace>,
+    /// For a block that is read ahead: the other blocks of its chain.
+    spare: Option<Rc<HashSet<KeyHash>>>,
+}
+
+impl Asker {
+    /// For the block under `key`.
+    pub(super) const fn of(key: &BlockKey) -> Self {
+        Self {
+            namespace: Some(key.namespace()),
+            spare: None,
+        }
+    }
+
+    /// For the block under `key`, which is read ahead of need.
+    pub(super) fn ahead(key: &BlockKey, spare: Rc<HashSet<KeyHash>>) -> Self {
+        Self {
+            spare: Some(spare),
+            ..Self::of(key)
+        }
+    }
+
+    /// The same when somebody waits for the block.
+    pub(super) const fn as_demand(&self) -> Self {
+        Self {
+            namespace: self.namespace,
+            spare: None,
+        }
+    }
+
+    /// Whether a block stays for what it is, whoever owns it.
+    #[inline]
+    fn spares(&self, record: &Record) -> bool {
+        let spare = self.spare.as_ref();
+        spare.is_some_and(|spare| record.is(AHEAD) || spare.contains(&record.hash()))
+    }
 }
 
 /// Counts a wait for room, for as long as somebody waits: its caller may give it up.
@@ -61,14 +104,19 @@ impl Drop for RoomWaiter<'_> {
 
 impl Shard {
     /// A slot for a block of `len` bytes, waiting for `busy_wait` at most.
-    pub(super) async fn room_for(self: &Rc<Self>, len: u64, need: Need) -> Option<SlotWriter> {
+    pub(super) async fn room_for(
+        self: &Rc<Self>,
+        len: u64,
+        need: Need,
+        asker: &Asker,
+    ) -> Option<SlotWriter> {
         let (mut deadline, mut waits) = (None, None);
         loop {
             if self.unavailable().is_some() {
                 return None;
             }
             if !self.stands_back(need, deadline)
-                && let Some(writer) = self.try_room(len)
+                && let Some(writer) = self.try_room(len, asker)
             {
                 return Some(writer);
             }
@@ -92,11 +140,11 @@ impl Shard {
 
     /// A slot for a block of `len` bytes, if there is one without waiting. What has to go down
     /// for it is on its way afterwards.
-    pub(super) fn try_room(self: &Rc<Self>, len: u64) -> Option<SlotWriter> {
+    pub(super) fn try_room(self: &Rc<Self>, len: u64, asker: &Asker) -> Option<SlotWriter> {
         let room = self
             .state
             .borrow_mut()
-            .make_room(len, self.number, self.tier.as_deref());
+            .make_room(len, self.number, self.tier.as_deref(), asker);
         self.start_writer();
         match room {
             Room::Slot(writer) => Some(writer),
@@ -139,12 +187,18 @@ impl Shard {
 
 impl State {
     /// Finds, frees or takes over a slot for `len` bytes, evicting what the policy gives up.
-    pub(super) fn make_room(&mut self, len: u64, shard: usize, tier: Option<&NvmeTier>) -> Room {
+    pub(super) fn make_room(
+        &mut self,
+        len: u64,
+        shard: usize,
+        tier: Option<&NvmeTier>,
+        asker: &Asker,
+    ) -> Room {
         while self.dram_blocks + self.writers.len() >= self.blocks_cap {
             if !self.may_begin_demotion() {
                 return Room::None;
             }
-            let Some(victim) = self.victim_of(None) else {
+            let Some(victim) = self.victim_of(None, asker) else {
                 return Room::None;
             };
             if !self.let_go(victim, shard, tier) {
@@ -154,7 +208,7 @@ impl State {
         let class = match self.pool.choose_class(len) {
             ClassChoice::Fits(class) => class,
             ClassChoice::Retire(class) => {
-                if !self.retire(class, shard, tier) {
+                if asker.spare.is_some() || !self.retire(class, shard, tier) {
                     return Room::None;
                 }
                 match self.pool.choose_class(len) {
@@ -163,24 +217,32 @@ impl State {
                 }
             }
         };
-        self.room_in(class, len as u32, shard, tier)
+        self.room_in(class, len as u32, (shard, tier), asker)
     }
 
-    fn room_in(&mut self, class: ClassIx, len: u32, shard: usize, tier: Option<&NvmeTier>) -> Room {
+    fn room_in(
+        &mut self,
+        class: ClassIx,
+        len: u32,
+        (shard, tier): (usize, Option<&NvmeTier>),
+        asker: &Asker,
+    ) -> Room {
         loop {
             if let Some(slot) = self.pool.take(class) {
-                self.writers.insert(slot, Filler::Put);
+                self.writers.insert(slot, Filler::Put.into());
                 return Room::Slot(self.pool.writer(slot, len));
             }
             if !self.may_begin_demotion() {
                 return Room::None;
             }
-            let victim = match self.victim_of(Some(class)) {
+            let victim = match self.victim_of(Some(class), asker) {
                 Some(victim) => victim,
+                // What is read ahead is not worth a slab of what is there.
+                None if asker.spare.is_some() => return Room::None,
                 None if self.move_slab(class, shard, tier) => continue,
                 // No slab can move: the coldest blocks of other classes go one by one, until
                 // one of this class is among the coldest or a run of pages is free.
-                None => match self.victim_of(None) {
+                None => match self.victim_of(None, asker) {
                     Some(victim) => victim,
                     None => return Room::None,
                 },
@@ -197,11 +259,12 @@ impl State {
     }
 
     /// The policy's next victim that is not pinned; with `class`, among its slots only.
-    pub(super) fn victim_of(&mut self, class: Option<ClassIx>) -> Option<BlockIx> {
+    pub(super) fn victim_of(&mut self, class: Option<ClassIx>, asker: &Asker) -> Option<BlockIx> {
         let (index, pool) = (&self.index, &self.pool);
         let mut evictable = |block: BlockIx| {
             let record = index.record(block);
             record.pins == 0
+                && !asker.spares(record)
                 && class.is_none_or(|class| {
                     record
                         .slot()
@@ -269,7 +332,7 @@ impl State {
 /// What a block is worth when its slab may have to move: more the more recently it was used.
 /// `None` when it cannot go now.
 fn worth(record: &Record, heat_now: u8) -> Option<u64> {
-    if record.pins > 0 || record.is(DEMOTING) || record.is(PROMOTING) {
+    if record.pins > 0 || record.is(DEMOTING | PROMOTING | PASSING) {
         return None;
     }
     Some(256 - u64::from(heat_now.wrapping_sub(record.heat)))

@@ -50,6 +50,16 @@ impl Random {
 struct TakeAll {
     inner: Box<dyn Policy>,
     keep_all: bool,
+    choices: Arc<Choices>,
+}
+
+/// What a test has the policy answer, whatever the one that is built in would.
+#[derive(Debug, Default)]
+pub(super) struct Choices {
+    /// No block is wanted in DRAM.
+    pub(super) decline: AtomicBool,
+    /// No block is wanted below.
+    pub(super) decline_below: AtomicBool,
 }
 
 impl Policy for TakeAll {
@@ -82,7 +92,14 @@ impl Policy for TakeAll {
     }
     fn admit(&mut self, access: &Access) -> Admission {
         self.inner.admit(access);
-        Admission::Admit
+        choice(&self.choices.decline)
+    }
+    fn admit_below(&mut self, access: &Access) -> Admission {
+        self.inner.admit_below(access);
+        choice(&self.choices.decline_below)
+    }
+    fn on_request(&mut self, accesses: &[Access]) {
+        self.inner.on_request(accesses);
     }
     fn keep(&mut self, resident: Option<BlockIx>, access: &Access) -> Option<bool> {
         if self.keep_all {
@@ -101,6 +118,14 @@ impl Policy for TakeAll {
     }
 }
 
+fn choice(declines: &AtomicBool) -> Admission {
+    if declines.load(Ordering::Relaxed) {
+        Admission::Decline
+    } else {
+        Admission::Admit
+    }
+}
+
 /// What a world is made of.
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
@@ -112,6 +137,7 @@ pub(super) struct Spec {
     /// With 2 MiB all size classes have to share one slab in turn.
     pub(super) dram_bytes: u64,
     pub(super) keep_all: bool,
+    pub(super) choices: Arc<Choices>,
     pub(super) write_mode: crate::config::WriteMode,
     pub(super) io_deadline: Duration,
     /// The set lists devices that are not there.
@@ -132,6 +158,7 @@ impl Default for Spec {
             dram_blocks: 24,
             dram_bytes: 32 << 20,
             keep_all: false,
+            choices: Arc::default(),
             write_mode: crate::config::WriteMode::Back,
             io_deadline: Duration::from_millis(500),
             absent: false,
@@ -354,10 +381,16 @@ impl World {
             }),
         );
         let (name, keep_all) = (spec.policy, spec.keep_all);
+        let choices = Arc::clone(&spec.choices);
         let plugins = Plugins {
             policy: Some(Arc::new(move |config| {
                 let inner = policy::by_name(name, config)?;
-                Ok(Box::new(TakeAll { inner, keep_all }))
+                let choices = Arc::clone(&choices);
+                Ok(Box::new(TakeAll {
+                    inner,
+                    keep_all,
+                    choices,
+                }))
             })),
         };
         // The first shard turns the devices for all.
@@ -470,6 +503,7 @@ impl World {
         let state = self.shard.state.borrow();
         assert_eq!((state.demoting, state.room_waiters), (0, 0), "{context}");
         assert!(state.leaving.is_empty() && state.promotions.is_empty());
+        assert!(state.ahead.is_idle(), "{context}");
         assert!(!state.writer_runs && !state.sweeper_runs, "{context}");
     }
 }

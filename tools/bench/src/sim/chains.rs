@@ -250,7 +250,7 @@ pub(super) const CHAIN_COLUMNS: [Column<ChainRow>; 17] = [
     column("dram_blocks", Some("DRAM"), |row| json!(row.dram_blocks)),
     column("nvme_blocks", Some("NVMe"), |row| json!(row.nvme_blocks)),
     column("write_price", Some("price"), |row| json!(row.price)),
-    column("write_budget", Some("writes/s"), |row| json!(row.budget)),
+    column("write_budget", Some("budget"), |row| json!(row.budget)),
     column("accesses", None, |row| json!(row.counts.accesses)),
     column("hits", Some("hits"), |row| json!(row.counts.hits())),
     column("prefix_valid_hits", Some("prefix-valid"), |row| {

@@ -61,7 +61,7 @@ pub struct SimArgs {
 }
 
 /// Flags of a replay that only an engine takes, as the parser knows them.
-const ENGINE_ONLY: [&str; 14] = [
+const ENGINE_ONLY: [&str; 16] = [
     "dram",
     "dram_blocks",
     "nvme",
@@ -76,6 +76,8 @@ const ENGINE_ONLY: [&str; 14] = [
     "speed",
     "hugepages",
     "scratch",
+    "announce",
+    "prefetch",
 ];
 
 /// Flags that only a simulation takes, as the parser knows them.
