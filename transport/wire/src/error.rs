@@ -155,7 +155,7 @@ macro_rules! error_codes {
                     _ => Err(WireError::Field {
                         message: "error",
                         field: "code",
-                        value: code as u64,
+                        value: u64::from(code),
                         limit: Limit::Is("one of version 1"),
                     }),
                 }

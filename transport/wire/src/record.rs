@@ -10,7 +10,9 @@ use crate::records::Codec;
 use crate::request::NamespaceNumber;
 use crate::status::{KeyStatus, tier_number, tier_of};
 
-/// The answer to one entry of a get. Its part of the block is among the frame's values.
+/// The answer to one entry of a get. Its part of the block is among the frame's values, and is not
+/// handed out before it was compared with the checksum.
+//= docs/wire-protocol.md#WP-18
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueRecord {
     /// What became of it.

@@ -151,8 +151,8 @@ fn something_else_is_refused_at_its_first_byte() {
 
 #[test]
 fn frame_over_a_limit_is_refused_by_its_head_alone() {
-    let put = &samples::requests()[10];
-    assert_eq!(put.name, "put");
+    let all = samples::requests();
+    let put = all.iter().find(|sample| sample.name == "put").unwrap();
     let head = parse(&put.bytes).unwrap();
     let limits = FrameLimits {
         body_len_max: head.body_len - 8,
@@ -186,94 +186,100 @@ fn patched(name: &str, at: usize, value: &[u8]) -> WireError {
     decode(&sample).expect_err(name)
 }
 
+/// A frame, the place and the length of a field, what it is set to, and what the error calls it.
+type Row = (&'static str, usize, usize, u64, &'static str);
+
+/// Where a request head, its first entry, and the first record of a reply are.
+const REQUEST: usize = 32;
+const ENTRY: usize = REQUEST + 32;
+const RECORD: usize = 32 + 16;
+
+const HEADS: [Row; 11] = [
+    ("get", 4, 1, 2, "layout"),
+    ("get", 6, 1, 0x10, "unknown flags"),
+    ("get", 6, 1, 1, "flags of a reply"),
+    ("get", 6, 1, 2, "flags of a reply"),
+    ("get-reply", 6, 1, 0, "flag of a reply"),
+    ("list-reply", 6, 1, 3, "flag of more"),
+    ("get", 20, 4, 1, "values length"),
+    ("put", 20, 4, 1, "values length"),
+    ("get-reply", 20, 4, 1, "values length"),
+    ("get", 5, 1, 6, "verb"),
+    ("ping-reply", 5, 1, 5, "verb"),
+];
+
+const REQUESTS: [Row; 21] = [
+    ("get", REQUEST + 20, 4, 8193, "count of entries"),
+    ("get", REQUEST + 20, 4, 8000, "count of entries"),
+    ("get", REQUEST + 20, 4, 0xffff_ffff, "count of entries"),
+    ("put_begin", REQUEST + 20, 4, 0, "count of entries"),
+    ("list", REQUEST + 20, 4, 1, "count of entries"),
+    ("get", ENTRY, 2, 0, "key length"),
+    ("get", ENTRY, 2, 513, "key length"),
+    ("get", ENTRY, 2, 512, "count of bytes given"),
+    ("get", ENTRY + 2, 1, 3, "block kind"),
+    ("get", ENTRY + 3, 1, 2, "unknown flags"),
+    ("put", ENTRY + 16, 4, 0, "value length"),
+    ("put", ENTRY + 16, 4, (128 << 20) + 1, "value length"),
+    ("announce", ENTRY + 20, 4, (128 << 20) + 1, "value length"),
+    ("announce", ENTRY + 24, 1, 9, "block kind"),
+    ("list", ENTRY + 8, 2, 513, "prefix length"),
+    ("open_namespace", 32, 2, 4096, "number"),
+    ("open_namespace", 34, 2, 0, "name length"),
+    ("open_namespace", 34, 2, 256, "name length"),
+    ("open_namespace", 40, 1, 0xff, "name"),
+    ("open_namespace", 40, 1, 0x0a, "name"),
+    ("goodbye", 32, 2, 0, "reason"),
+];
+
+const HELLOS: [Row; 18] = [
+    ("hello", 32, 2, 4, "highest version"),
+    ("hello", 34, 2, 0, "highest version"),
+    ("hello", 64, 4, 4095, "body limit"),
+    ("hello", 64, 4, (1 << 20) + 1, "body limit"),
+    ("hello", 68, 4, (1 << 30) + 1, "values limit"),
+    ("hello", 72, 2, 1025, "token length"),
+    ("hello", 74, 2, 65, "name length"),
+    ("hello-reply", 36, 4, 7, "shard"),
+    ("hello-reply", 80, 2, 2, "hash rule"),
+    ("hello-reply", 82, 2, 999, "count of entries"),
+    ("hello-reply", 84, 4, 0, "count of shards"),
+    ("hello-reply", 84, 4, 1025, "count of shards"),
+    ("hello-reply", 96, 4, 0, "batch limit"),
+    ("hello-reply", 100, 4, 65537, "credit of requests"),
+    ("hello-reply", 104, 8, 0, "credit of bytes"),
+    ("hello-reply", 112, 4, 0, "longest block"),
+    ("hello-reply", 157, 1, 9, "transport"),
+    ("hello-reply", 158, 2, 256, "host length"),
+];
+
+const REPLIES: [Row; 12] = [
+    ("get-reply", 32, 4, 8193, "first"),
+    ("get-reply", 36, 4, 8193, "count of records"),
+    ("get-reply", RECORD, 1, 9, "status code"),
+    ("get-reply", RECORD + 1, 1, 3, "status detail"),
+    ("get-reply", RECORD + 8, 4, (128 << 20) + 1, "block length"),
+    (
+        "get-reply",
+        RECORD + 12,
+        4,
+        0x0001_0204,
+        "bytes in this frame",
+    ),
+    ("get-reply", RECORD, 1, 6, "bytes in this frame"),
+    ("locate-reply", RECORD + 48, 4, 5, "bytes in this frame"),
+    ("list-reply", RECORD + 8 + 2, 1, 0, "tier"),
+    ("events-reply", RECORD + 8 + 20, 1, 6, "kind"),
+    ("error-reply", 32, 2, 11, "code"),
+    ("error-reply", 34, 2, 513, "text length"),
+];
+
 #[test]
 fn fields_of_wrong_value_are_named() {
-    let four = |word: u32| word.to_le_bytes().to_vec();
-    let two = |word: u16| word.to_le_bytes().to_vec();
-    let request = 32;
-    let entry = request + 32;
-    let record = 32 + 16;
-    for (name, at, value, field) in [
-        ("get", 4, vec![2], "layout"),
-        ("get", 6, vec![0x10], "unknown flags"),
-        ("get", 6, vec![1], "flags of a reply"),
-        ("get", 6, vec![2], "flags of a reply"),
-        ("get-reply", 6, vec![0], "flag of a reply"),
-        ("list-reply", 6, vec![3], "flag of more"),
-        ("get", 20, four(1), "values length"),
-        ("put", 20, four(1), "values length"),
-        ("get-reply", 20, four(1), "values length"),
-        ("get", 5, vec![6], "verb"),
-        ("ping-reply", 5, vec![5], "verb"),
-        ("get", request + 20, four(8193), "count of entries"),
-        ("get", request + 20, four(8000), "count of entries"),
-        ("get", request + 20, four(u32::MAX), "count of entries"),
-        ("put_begin", request + 20, four(0), "count of entries"),
-        ("list", request + 20, four(1), "count of entries"),
-        ("get", entry, two(0), "key length"),
-        ("get", entry, two(513), "key length"),
-        ("get", entry, two(512), "count of bytes given"),
-        ("get", entry + 2, vec![3], "block kind"),
-        ("get", entry + 3, vec![2], "unknown flags"),
-        ("put", entry + 16, four(0), "value length"),
-        ("put", entry + 16, four((128 << 20) + 1), "value length"),
-        (
-            "announce",
-            entry + 20,
-            four((128 << 20) + 1),
-            "value length",
-        ),
-        ("announce", entry + 24, vec![9], "block kind"),
-        ("list", entry + 8, two(513), "prefix length"),
-        ("open_namespace", 32, two(4096), "number"),
-        ("open_namespace", 34, two(0), "name length"),
-        ("open_namespace", 34, two(256), "name length"),
-        ("open_namespace", 40, vec![0xff], "name"),
-        ("open_namespace", 40, vec![b'\n'], "name"),
-        ("goodbye", 32, two(0), "reason"),
-        ("hello", 32, two(4), "highest version"),
-        ("hello", 34, two(0), "highest version"),
-        ("hello", 64, four(4095), "body limit"),
-        ("hello", 64, four((1 << 20) + 1), "body limit"),
-        ("hello", 68, four((1 << 30) + 1), "values limit"),
-        ("hello", 72, two(1025), "token length"),
-        ("hello", 74, two(65), "name length"),
-        ("hello-reply", 36, four(7), "shard"),
-        ("hello-reply", 80, two(2), "hash rule"),
-        ("hello-reply", 82, two(999), "count of entries"),
-        ("hello-reply", 84, four(0), "count of shards"),
-        ("hello-reply", 84, four(1025), "count of shards"),
-        ("hello-reply", 96, four(0), "batch limit"),
-        ("hello-reply", 100, four(65537), "credit of requests"),
-        ("hello-reply", 104, vec![0; 8], "credit of bytes"),
-        ("hello-reply", 112, four(0), "longest block"),
-        ("hello-reply", 157, vec![9], "transport"),
-        ("hello-reply", 158, two(256), "host length"),
-        ("get-reply", 32, four(8193), "first"),
-        ("get-reply", 36, four(8193), "count of records"),
-        ("get-reply", record, vec![9], "status code"),
-        ("get-reply", record + 1, vec![3], "status detail"),
-        (
-            "get-reply",
-            record + 8,
-            four((128 << 20) + 1),
-            "block length",
-        ),
-        (
-            "get-reply",
-            record + 12,
-            four(0x0001_0204),
-            "bytes in this frame",
-        ),
-        ("get-reply", record, vec![6], "bytes in this frame"),
-        ("locate-reply", record + 48, four(5), "bytes in this frame"),
-        ("list-reply", record + 8 + 2, vec![0], "tier"),
-        ("events-reply", record + 8 + 20, vec![6], "kind"),
-        ("error-reply", 32, two(11), "code"),
-        ("error-reply", 34, two(513), "text length"),
-    ] {
-        match patched(name, at, &value) {
-            WireError::Field { field: found, .. } => assert_eq!(found, field, "{name} at {at}"),
+    let rows = HEADS.iter().chain(&REQUESTS).chain(&HELLOS).chain(&REPLIES);
+    for (name, at, len, value, field) in rows {
+        match patched(name, *at, &value.to_le_bytes()[..*len]) {
+            WireError::Field { field: found, .. } => assert_eq!(found, *field, "{name} at {at}"),
             error => panic!("{name} at {at}: {error}"),
         }
     }

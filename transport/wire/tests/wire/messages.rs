@@ -2,7 +2,10 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use terrace_types::{BlockKind, Checksum, Hint, KeyHash, RequestContext, Tier, UnavailableReason};
+use terrace_types::{
+    BlockKind, Checksum, Hint, KeyHash, Lookup, PutOutcome, RejectReason, RequestContext, Tier,
+    UnavailableReason,
+};
 use terrace_wire::{
     AccessEntry, ClientHello, Credit, Descriptor, Endpoint, ErrorCode, ErrorFrame, EventKind,
     EventRecord, Facts, Features, Flags, FrameHead, FrameLimits, GetEntry, Goodbye, GoodbyeReason,
@@ -495,5 +498,59 @@ proptest! {
             |out| reply::encode_removed(7, Flags::NONE, &removed, out),
             Reply::Removed(found) => prop_assert_eq!(found, removed)
         );
+    }
+}
+
+/// A status is what the outcome was; each outcome has one.
+#[test]
+fn outcomes_become_statuses_and_come_back() {
+    let rejections = [
+        RejectReason::BlockEmpty,
+        RejectReason::BlockTooLarge { len: 9, limit: 8 },
+        RejectReason::NotAdmitted,
+        RejectReason::NotDurable,
+        RejectReason::ChecksumMismatch,
+        RejectReason::ForeignNamespace,
+        RejectReason::ShardFenced,
+        RejectReason::Closing,
+    ];
+    let stored = [false, true].into_iter().flat_map(|durable| {
+        [
+            PutOutcome::Stored { durable },
+            PutOutcome::AlreadyExists { durable },
+        ]
+    });
+    let puts = stored
+        .chain(rejections.map(PutOutcome::Rejected))
+        .chain([PutOutcome::Busy]);
+    let lookups = [
+        UnavailableReason::ShardFenced,
+        UnavailableReason::Closing,
+        UnavailableReason::PinLimit,
+        UnavailableReason::NoRoom,
+        UnavailableReason::TierFailed,
+        UnavailableReason::ForeignNamespace,
+    ]
+    .map(Lookup::Unavailable);
+    let hits = [Tier::Dram, Tier::Nvme].map(|tier| Lookup::Hit { tier, value: () });
+    let lookups = lookups.into_iter().chain(hits).chain([Lookup::Miss]);
+    let there_and_back = |status: KeyStatus| {
+        let head = ReplyHead::default();
+        let (head, body) =
+            encode(|out| reply::encode(Verb::Exists, 1, Flags::NONE, &head, [status], out));
+        match Reply::decode(&head, &body).unwrap() {
+            Reply::Statuses(_, records) => records.iter().next().unwrap(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for outcome in puts {
+        let status = there_and_back(outcome.into());
+        assert_eq!(status.put_outcome(9), Some(outcome));
+        assert_eq!(status.lookup(), None);
+    }
+    for lookup in lookups {
+        let status = there_and_back(KeyStatus::of_lookup(&lookup));
+        assert_eq!(status.lookup(), Some(lookup));
+        assert_eq!(status.put_outcome(9), None);
     }
 }

@@ -5,8 +5,8 @@ use terrace_wire::{
     AccessEntry, ClientHello, Credit, Descriptor, Endpoint, ErrorCode, ErrorFrame, EventKind,
     EventRecord, Facts, Features, Flags, FrameLimits, GetEntry, Goodbye, GoodbyeReason, KeyEntry,
     KeyStatus, LeaseId, LeaseRecord, ListRequest, ListedBlock, Matched, NamespaceNumber, NodeTerms,
-    OpenNamespace, Pong, PutEntry, PutPart, Rejection, Removed, ReplyHead, RequestHead, Security,
-    StreamEnd, Transport, ValueRecord, Verb, WireError, reply, request,
+    OpenNamespace, Pong, PutEntry, PutPart, Record, Rejection, Removed, ReplyHead, RequestHead,
+    Security, StreamEnd, Transport, ValueRecord, Verb, WireError, reply, request,
 };
 
 /// A frame without its values.
@@ -177,28 +177,14 @@ fn sample(name: &str, encode: Encode<'_>) -> Sample {
 
 /// All frames that clients send.
 pub(crate) fn requests() -> Vec<Sample> {
-    let plain = KeyEntry::plain(b"block-01");
-    let keys = [
-        KeyEntry {
-            key: KEY,
-            hint: HINT,
-        },
-        plain,
-    ];
-    let of_keys = |verb: Verb| {
-        let encode = |out: &mut [u8]| request::encode(verb, ID, &head(verb), keys, out);
-        sample(verb.name(), &encode)
-    };
-    let of_puts = |verb: Verb, count: usize| {
-        let puts = [PUT; 2].into_iter().take(count);
-        let encode = |out: &mut [u8]| request::encode(verb, ID, &head(verb), puts.clone(), out);
-        sample(verb.name(), &encode)
-    };
-    let of_ids = |verb: Verb| {
-        let ids = [LeaseId(0x7172_7374_7576_7778), LeaseId(2)];
-        let encode = |out: &mut [u8]| request::encode(verb, ID, &head(verb), ids, out);
-        sample(verb.name(), &encode)
-    };
+    let mut all = control_requests();
+    all.extend(stream_requests());
+    all.extend(keyed_requests());
+    all
+}
+
+/// Those about the connection, and those without entries.
+fn control_requests() -> Vec<Sample> {
     let goodbye = Goodbye {
         reason: GoodbyeReason::Draining,
         close_ms: 0x1112_1314,
@@ -211,23 +197,7 @@ pub(crate) fn requests() -> Vec<Sample> {
         cursor: 0x7172_7374_7576_7778,
         prefix: b"block-",
     };
-    let end = StreamEnd {
-        begun: 0x0102_0304_0506_0701,
-        checksum: Checksum(0x6162_6364_6566_6768),
-    };
-    let part = PutPart {
-        begun: end.begun,
-        offset: 0x2122_2324,
-    };
-    let get = |out: &mut [u8]| {
-        let whole = GetEntry::whole(b"block-01", Hint::default());
-        request::encode(Verb::Get, ID, &head(Verb::Get), [GET, whole], out)
-    };
-    let announce = |out: &mut [u8]| {
-        let verb = Verb::Announce;
-        request::encode(verb, ID, &head(verb), [ACCESS], out)
-    };
-    let mut all = vec![
+    vec![
         sample("hello", &|out| client_hello().encode(out)),
         sample("goodbye", &|out| goodbye.encode(out)),
         sample("ping", &|out| request::encode_ping(ID, out)),
@@ -236,24 +206,57 @@ pub(crate) fn requests() -> Vec<Sample> {
         sample("remove_namespace", &|out| {
             request::encode_remove_namespace(ID, &head(Verb::RemoveNamespace), out)
         }),
-        sample("get", &get),
-        sample("announce", &announce),
         sample("list", &|out| {
             request::encode_list(ID, &head(Verb::List), &list, out)
         }),
         sample("events", &|out| {
             request::encode_events(ID, &head(Verb::Events), 0x2122_2324, out)
         }),
-        of_puts(Verb::Put, 2),
-        of_puts(Verb::Upsert, 2),
-        of_puts(Verb::PutBegin, 1),
+    ]
+}
+
+/// Those that follow a `put_begin`.
+fn stream_requests() -> [Sample; 3] {
+    let end = StreamEnd {
+        begun: 0x0102_0304_0506_0701,
+        checksum: Checksum(0x6162_6364_6566_6768),
+    };
+    let part = PutPart {
+        begun: end.begun,
+        offset: 0x2122_2324,
+    };
+    [
         sample("put_part", &|out| part.encode(ID, 0x1112, out)),
         sample("put_commit", &|out| end.encode_commit(ID, out)),
         sample("put_abort", &|out| end.encode_abort(ID, out)),
-        of_ids(Verb::Renew),
-        of_ids(Verb::Release),
+    ]
+}
+
+/// A request of `verb` with these entries.
+fn entries<'e, R: Record<'e>>(verb: Verb, entries: impl IntoIterator<Item = R> + Clone) -> Sample {
+    sample(verb.name(), &|out| {
+        request::encode(verb, ID, &head(verb), entries.clone(), out)
+    })
+}
+
+fn keyed_requests() -> Vec<Sample> {
+    let first = KeyEntry {
+        key: KEY,
+        hint: HINT,
+    };
+    let keys = [first, KeyEntry::plain(b"block-01")];
+    let whole = GetEntry::whole(b"block-01", Hint::default());
+    let ids = [LeaseId(0x7172_7374_7576_7778), LeaseId(2)];
+    let mut all = vec![
+        entries(Verb::Get, [GET, whole]),
+        entries(Verb::Announce, [ACCESS]),
+        entries(Verb::Put, [PUT; 2]),
+        entries(Verb::Upsert, [PUT; 2]),
+        entries(Verb::PutBegin, [PUT]),
+        entries(Verb::Renew, ids),
+        entries(Verb::Release, ids),
     ];
-    let keyed = [
+    let verbs = [
         Verb::Exists,
         Verb::MatchPrefix,
         Verb::Prefetch,
@@ -265,13 +268,55 @@ pub(crate) fn requests() -> Vec<Sample> {
         Verb::Lease,
         Verb::Locate,
     ];
-    all.extend(keyed.map(of_keys));
+    all.extend(verbs.map(|verb| entries(verb, keys)));
     all
 }
 
 /// A frame of every kind that nodes send.
 pub(crate) fn replies() -> Vec<Sample> {
-    let (head, none) = (&REPLY_HEAD, Flags::NONE);
+    let mut all = control_replies();
+    all.extend(record_replies());
+    all.extend(other_replies());
+    all
+}
+
+fn control_replies() -> Vec<Sample> {
+    let error = ErrorFrame {
+        code: ErrorCode::NamespaceRefused,
+        verb_number: Verb::OpenNamespace.number(),
+        argument: 0x7172_7374_7576_7778,
+        text: "ask the operator",
+    };
+    let pong = Pong {
+        node_epoch: 0x3132_3334_3536_3738,
+        map_epoch: 0x4142_4344_4546_4748,
+    };
+    let credit = Credit {
+        bytes: 0x3132_3334_3536_3738,
+        requests: 0x4142_4344,
+    };
+    vec![
+        sample("hello-reply", &|out| TERMS.encode(endpoints(), out)),
+        sample("ping-reply", &|out| pong.encode(ID, out)),
+        sample("credit-reply", &|out| credit.encode(out)),
+        sample("error-reply", &|out| error.encode(ID, out)),
+    ]
+}
+
+/// A reply to `verb` with these records.
+fn records<'r, R: Record<'r>>(
+    verb: Verb,
+    flags: Flags,
+    records: impl IntoIterator<Item = R> + Clone,
+) -> Sample {
+    let name = format!("{}-reply", verb.name());
+    sample(&name, &|out| {
+        reply::encode(verb, ID, flags, &REPLY_HEAD, records.clone(), out)
+    })
+}
+
+fn record_replies() -> Vec<Sample> {
+    let none = Flags::NONE;
     let miss = ValueRecord {
         status: KeyStatus::Miss,
         block_len: 0,
@@ -284,6 +329,21 @@ pub(crate) fn replies() -> Vec<Sample> {
         bits: Facts::DURABLE | Facts::ON_NVME,
         checksum: VALUE.checksum,
     };
+    let no_status: [KeyStatus; 0] = [];
+    vec![
+        records(Verb::Get, Flags::MORE, [VALUE, miss]),
+        records(Verb::Stat, none, [facts]),
+        records(Verb::Lease, none, [LEASE]),
+        records(Verb::Renew, none, [LEASE]),
+        records(Verb::Locate, none, [DESCRIPTOR]),
+        records(Verb::Put, none, STATUSES),
+        records(Verb::Exists, none, STATUSES),
+        records(Verb::OpenNamespace, none, no_status),
+    ]
+}
+
+fn other_replies() -> [Sample; 4] {
+    let (head, none) = (&REPLY_HEAD, Flags::NONE);
     let listed = ListedBlock {
         key: KEY,
         tier: Tier::Nvme,
@@ -305,63 +365,18 @@ pub(crate) fn replies() -> Vec<Sample> {
         status: KeyStatus::Hit(Tier::Dram),
         count: 0x7172_7374_7576_7778,
     };
-    let error = ErrorFrame {
-        code: ErrorCode::NamespaceRefused,
-        verb_number: Verb::OpenNamespace.number(),
-        argument: 0x7172_7374_7576_7778,
-        text: "ask the operator",
-    };
-    let pong = Pong {
-        node_epoch: 0x3132_3334_3536_3738,
-        map_epoch: 0x4142_4344_4546_4748,
-    };
-    let credit = Credit {
-        bytes: 0x3132_3334_3536_3738,
-        requests: 0x4142_4344,
-    };
-    let statuses = |verb: Verb, name: &str| {
-        let encode = |out: &mut [u8]| reply::encode(verb, ID, none, head, STATUSES, out);
-        sample(name, &encode)
-    };
-    let more = Flags::MORE;
-    let held = Flags::HELD;
-    vec![
-        sample("hello-reply", &|out| TERMS.encode(endpoints(), out)),
-        sample("ping-reply", &|out| pong.encode(ID, out)),
-        sample("credit-reply", &|out| credit.encode(out)),
-        sample("error-reply", &|out| error.encode(ID, out)),
-        sample("get-reply", &|out| {
-            reply::encode(Verb::Get, ID, more, head, [VALUE, miss], out)
-        }),
-        sample("stat-reply", &|out| {
-            reply::encode(Verb::Stat, ID, none, head, [facts], out)
-        }),
-        sample("lease-reply", &|out| {
-            reply::encode(Verb::Lease, ID, none, head, [LEASE], out)
-        }),
-        sample("renew-reply", &|out| {
-            reply::encode(Verb::Renew, ID, none, head, [LEASE], out)
-        }),
-        sample("locate-reply", &|out| {
-            reply::encode(Verb::Locate, ID, none, head, [DESCRIPTOR], out)
-        }),
+    [
         sample("match_prefix-reply", &|out| {
             reply::encode_matched(ID, none, head, &matched, out)
         }),
         sample("remove_namespace-reply", &|out| {
-            reply::encode_removed(ID, held, &removed, out)
+            reply::encode_removed(ID, Flags::HELD, &removed, out)
         }),
         sample("list-reply", &|out| {
             reply::encode_listed(ID, none, head, 0x7172_7374, [listed], out)
         }),
         sample("events-reply", &|out| {
-            reply::encode_events(ID, more, head, 0x7172_7374, [event], out)
-        }),
-        statuses(Verb::Put, "put-reply"),
-        statuses(Verb::Exists, "exists-reply"),
-        sample("open_namespace-reply", &|out| {
-            let none_of_them: [KeyStatus; 0] = [];
-            reply::encode(Verb::OpenNamespace, ID, none, head, none_of_them, out)
+            reply::encode_events(ID, Flags::MORE, head, 0x7172_7374, [event], out)
         }),
     ]
 }
