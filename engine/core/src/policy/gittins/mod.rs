@@ -25,65 +25,32 @@
 //! - A leaf is in the list of its group unless it is the tip, the deepest resident block of the
 //!   request under way.
 
+mod facts;
 mod groups;
 mod index;
+mod settle;
 
 use bytemuck::Zeroable;
 use terrace_slab::HugeVec;
 use terrace_types::{Access, BlockIx, KeyHash};
 
+use self::facts::{Facts, category_of_turn};
 use self::groups::{GroupIx, Groups};
 use self::index::{CATEGORIES, Index};
 use super::chain::{Chain, MARK_MAX};
 use super::ghost::Ghosts;
 use super::list::Search;
-use super::request::{Request, Step};
+use super::request::Request;
 use super::{Admission, Policy, PolicyBytes, PolicyConfig, PolicyError};
 
 /// Ghosts for each block of the capacity.
 const GHOSTS_PER_BLOCK: u32 = 4;
-/// Turns are counted up to this, uses up to the other.
-const TURNS_MAX: u8 = 250;
-const USES_MAX: u8 = 63;
-/// Worths are worked out anew after this many requests, or so many that were not announced and
-/// may be single blocks: it takes as long as some thousand hits.
-const WEIGH_AFTER: u64 = 4;
-const WEIGH_AFTER_UNANNOUNCED: u64 = 64;
 /// What was learned counts half after this many requests.
 const HALVE_AFTER: u64 = 4096;
-
-/// The first category of blocks that requests share, then that of all others.
-const CATEGORY_SHARED: usize = 1;
-const CATEGORY_TURN: usize = 6;
-/// Categories of shared blocks, by uses.
-const SHARED_MAX: u32 = 6;
-/// The fourth turn and later ones are one.
-const TURNS_TOLD_APART: u8 = 4;
-/// Most new blocks in a request of each category but the last.
-const NEW_BLOCKS: [usize; 5] = [1, 3, 7, 15, 31];
-/// Categories of one turn, by new blocks.
-const BY_NEW: usize = NEW_BLOCKS.len() + 1;
 
 /// Tag of a block of the first category; those of the others follow. No other policy built in
 /// gives them.
 const TAG_FIRST: u8 = 80;
-
-/// What is remembered of a known block. 12 bytes.
-#[derive(Clone, Copy, Zeroable)]
-#[repr(C)]
-struct Facts {
-    /// That of its last use; zero while a use is being settled.
-    group: GroupIx,
-    /// What is kept of the id of the block that came after it last; zero when there was none.
-    child: u32,
-    /// Turns of its conversation when it came.
-    turn: u8,
-    uses: u8,
-    /// Whether requests went apart below it.
-    is_shared: bool,
-    /// Whether that child was the last block of its request.
-    child_is_tail: bool,
-}
 
 /// Where a step of the request is.
 #[derive(Clone, Copy)]
@@ -213,201 +180,6 @@ impl Gittins {
         current.clock_ms = clock_ms;
     }
 
-    /// Learns from the request under way and touches its blocks, once.
-    fn settle(&mut self) {
-        if std::mem::replace(&mut self.current.is_settled, true) {
-            return;
-        }
-        if self.current.request.steps().is_empty() {
-            return;
-        }
-        self.now_ms = self.current.clock_ms.max(self.now_ms);
-        self.groups.age(self.now_ms, &mut self.index);
-        let (known, tip) = self.find_places();
-        self.set_tip(tip);
-        let count = self.current.places.len();
-        let before = known.checked_sub(1).map(|step| self.facts_at(step).turn);
-        let turn = before.map_or(1, |turn| (turn + 1).min(TURNS_MAX));
-        (self.current.turn, self.current.new_blocks) = (turn, count - known);
-        (0..count).for_each(|step| self.release_step(step));
-        self.tell_apart(known);
-        for step in 0..count {
-            self.use_step(step);
-            self.link(step);
-        }
-        let after = if self.current.request.was_announced() {
-            WEIGH_AFTER
-        } else {
-            WEIGH_AFTER_UNANNOUNCED
-        };
-        if self.requests.is_multiple_of(after) {
-            self.index.weigh();
-            self.groups.weigh(&self.index);
-        }
-    }
-
-    /// Where each step is; how many of them are known before the first that is not, and the
-    /// deepest that is resident.
-    fn find_places(&mut self) -> (usize, Option<BlockIx>) {
-        let count = self.current.request.steps().len();
-        let (mut known, mut tip) = (0, None);
-        for at in 0..count {
-            let Step { block, .. } = self.current.request.steps()[at];
-            let place = match block {
-                Some(block) => Place::Resident(block),
-                None => self.place_of_missed(at),
-            };
-            tip = block.or(tip);
-            match place {
-                Place::Nowhere => {}
-                // What is known behind an unknown block is of no use: it begins anew.
-                Place::Waiting(facts) if known < at => {
-                    self.leave_group(facts.group);
-                    self.current.places.push(Place::Nowhere);
-                    continue;
-                }
-                _ if known == at => known += 1,
-                _ => {}
-            }
-            self.current.places.push(place);
-        }
-        for place in &mut self.current.places {
-            if matches!(place, Place::Nowhere) {
-                *place = Place::Waiting(Facts::zeroed());
-            }
-        }
-        (known, tip)
-    }
-
-    /// Where the block of a step is that is not resident; its ghost is forgotten.
-    fn place_of_missed(&mut self, step: usize) -> Place {
-        let id = self.current.request.steps()[step].id;
-        let ghost = self.ghosts.forget(id);
-        ghost.map_or(Place::Nowhere, |ghost| {
-            Place::Waiting(self.ghost_facts[ghost.0 as usize])
-        })
-    }
-
-    fn facts_at(&self, step: usize) -> Facts {
-        match self.current.places[step] {
-            Place::Resident(block) => self.facts[block.0 as usize],
-            Place::Waiting(facts) => facts,
-            Place::Nowhere => Facts::zeroed(),
-        }
-    }
-
-    fn set_facts_at(&mut self, step: usize, facts: Facts) {
-        match &mut self.current.places[step] {
-            Place::Resident(block) => self.facts[block.0 as usize] = facts,
-            place => *place = Place::Waiting(facts),
-        }
-    }
-
-    /// A known block of the request is about to be used: it leaves its group, which teaches at
-    /// what age it came back.
-    fn release_step(&mut self, step: usize) {
-        let mut facts = self.facts_at(step);
-        if facts.group == 0 {
-            return;
-        }
-        if let Place::Resident(block) = self.current.places[step] {
-            self.leave_order(block);
-        }
-        let (category, bin) = (
-            self.groups.category(facts.group),
-            self.groups.bin(facts.group),
-        );
-        self.index.use_again(category, bin);
-        self.leave_group(facts.group);
-        facts.group = 0;
-        self.set_facts_at(step, facts);
-    }
-
-    /// Blocks before one where this request leaves the way of an earlier one are shared; and
-    /// every block is told which one comes after it now.
-    fn tell_apart(&mut self, known: usize) {
-        let count = self.current.places.len();
-        let child_of = |request: &Request, step: usize| {
-            let next = request.steps()[step + 1];
-            (next.id.0 as u32, next.is_tail)
-        };
-        if let Some(last) = known.checked_sub(1).filter(|_| known < count) {
-            let facts = self.facts_at(last);
-            let (child, _) = child_of(&self.current.request, last);
-            if facts.child != 0 && facts.child != child && !facts.child_is_tail {
-                for step in (0..known).rev() {
-                    let mut facts = self.facts_at(step);
-                    if facts.is_shared {
-                        break;
-                    }
-                    facts.is_shared = true;
-                    self.set_facts_at(step, facts);
-                }
-            }
-        }
-        for step in 0..count.saturating_sub(1) {
-            let mut facts = self.facts_at(step);
-            (facts.child, facts.child_is_tail) = child_of(&self.current.request, step);
-            self.set_facts_at(step, facts);
-        }
-    }
-
-    /// Uses the block of a step, which is in no group: it joins one of this request.
-    fn use_step(&mut self, step: usize) {
-        let mut facts = self.facts_at(step);
-        if facts.group != 0 {
-            // The same block twice in one request.
-            return;
-        }
-        if facts.uses == 0 {
-            facts.turn = self.current.turn;
-        }
-        facts.uses = (facts.uses + 1).min(USES_MAX);
-        let category = self.category(step, facts);
-        facts.group = self.group_of(category);
-        self.groups.join(facts.group);
-        self.index.age(category, 0, 1);
-        self.set_facts_at(step, facts);
-        if let Place::Resident(block) = self.current.places[step] {
-            self.enter_order(block);
-        }
-    }
-
-    /// Puts a resident root below the block before it. One with children might come before that
-    /// and stays a root.
-    fn link(&mut self, step: usize) {
-        let Place::Resident(block) = self.current.places[step] else {
-            return;
-        };
-        if !self.chain.is_leaf(block) || self.chain.parent(block).is_some() {
-            return;
-        }
-        let parent = self.current.request.parent_of(step);
-        if let Some(parent) = parent.filter(|parent| *parent != block) {
-            self.leave_order(parent);
-            self.chain.link(block, parent);
-        }
-    }
-
-    fn category(&self, step: usize, facts: Facts) -> usize {
-        if self.current.request.steps()[step].is_tail {
-            return 0;
-        }
-        if facts.is_shared {
-            let bits = u8::BITS - facts.uses.leading_zeros();
-            return CATEGORY_SHARED + bits.clamp(2, SHARED_MAX) as usize - 2;
-        }
-        category_of_turn(self.current.turn, self.current.new_blocks)
-    }
-
-    /// The request's group of a category.
-    fn group_of(&mut self, category: usize) -> GroupIx {
-        if self.current.groups[category] == 0 {
-            self.current.groups[category] = self.groups.create(self.now_ms, category);
-        }
-        self.current.groups[category]
-    }
-
     /// A known block leaves its group.
     fn leave_group(&mut self, group: GroupIx) {
         let category = self.groups.category(group);
@@ -526,28 +298,6 @@ impl Gittins {
 
     fn is_full(&self) -> bool {
         self.len >= self.capacity.min(self.full_len)
-    }
-}
-
-/// The category of a block by the turns of its conversation and the blocks its request brings.
-fn category_of_turn(turn: u8, new_blocks: usize) -> usize {
-    let by_new = NEW_BLOCKS.iter().filter(|most| new_blocks > **most).count();
-    CATEGORY_TURN + usize::from(turn.clamp(1, TURNS_TOLD_APART) - 1) * BY_NEW + by_new
-}
-
-/// The facts of a block of which the category alone is known; the group is still missing.
-fn facts_of_category(category: usize) -> Facts {
-    let is_shared = (CATEGORY_SHARED..CATEGORY_TURN).contains(&category);
-    let turns = category.saturating_sub(CATEGORY_TURN) / BY_NEW;
-    Facts {
-        turn: turns as u8 + 1,
-        uses: if is_shared {
-            1 << (category - CATEGORY_SHARED + 1)
-        } else {
-            1
-        },
-        is_shared,
-        ..Facts::zeroed()
     }
 }
 
@@ -688,7 +438,7 @@ impl Policy for Gittins {
         let category = category
             .filter(|category| *category < CATEGORIES)
             .unwrap_or(category_of_turn(1, 1));
-        let mut facts = facts_of_category(category);
+        let mut facts = Facts::of_category(category);
         facts.group = self.groups.create(self.now_ms, category);
         self.groups.join(facts.group);
         self.index.age(category, 0, 1);
