@@ -209,88 +209,112 @@ fn simulated_hits_are_those_of_an_engine() {
     }
 }
 
+/// Flags, and what the refusal must say.
+type Case = (&'static [&'static str], &'static [&'static str]);
+
+const WRONG_LISTS: [Case; 16] = [
+    (&["--policy", "LRU,MRU"], &["--policy", "`MRU`", "SIEVE"]),
+    (&["--policy", ""], &["--policy", "empty"]),
+    (&["--policy", "LRU,,FIFO"], &["--policy", "empty"]),
+    (&["--policy", "LRU,lru"], &["--policy", "`lru`", "twice"]),
+    (&["--capacity", "0"], &["--capacity", "0", "one"]),
+    (&["--capacity", "0%"], &["--capacity", "0%", "100%"]),
+    (&["--capacity", "101%"], &["--capacity", "101%", "100%"]),
+    (&["--capacity", "some"], &["--capacity", "some", "1%"]),
+    (&["--capacity", "1e3"], &["--capacity", "1e3"]),
+    (&["--capacity", ""], &["--capacity", "empty"]),
+    (&["--capacity", "1%,1%"], &["--capacity", "1%", "twice"]),
+    (&["--shards", "0"], &["--shards", "0", "1024"]),
+    (&["--shards", "1,1"], &["--shards", "1", "twice"]),
+    (&["--shards", "x"], &["--shards", "x"]),
+    (&["--trace", ""], &["--trace", "value"]),
+    (&["--trace", "a,,b"], &["--trace", "empty"]),
+];
+
+const WRONG_TOGETHER: [Case; 18] = [
+    (&["--join"], &["--join", "two"]),
+    (&["--block-len", "0"], &["--block-len", "0", "134217728"]),
+    (&["--requests", "0"], &["--requests", "0"]),
+    (&["--iodepth", "4"], &["--iodepth", "engine", "--mode"]),
+    (&["--hugepages", "off"], &["--hugepages", "engine"]),
+    (&["--dram-blocks", "4"], &["--dram-blocks", "engine"]),
+    (&["--nvme", "1GiB"], &["--nvme ", "engine"]),
+    (&["--speed", "max"], &["--speed", "engine"]),
+    (&["--durable"], &["--durable", "engine"]),
+    (&["--tiers", "both"], &["--tiers", "`both`", "excl"]),
+    (&["--tiers", "excl,EXCL"], &["--tiers", "twice"]),
+    (
+        &["--tiers", "excl", "--capacity", "1%"],
+        &["--capacity", "1%+10%"],
+    ),
+    (
+        &["--tiers", "excl", "--capacity", "1%+0"],
+        &["--capacity", "0"],
+    ),
+    (
+        &["--tiers", "excl", "--policy", "LRU"],
+        &["--policy", "--tiers"],
+    ),
+    (
+        &["--tiers", "excl", "--shards", "2"],
+        &["--shards", "--tiers"],
+    ),
+    (&["--tiers", "excl", "--plot", "x"], &["--plot", "--tiers"]),
+    (&["--csv", "/nowhere/at.all"], &["--csv", "/nowhere/at.all"]),
+    (
+        &["--plot", "/nowhere/at.all"],
+        &["--plot", "/nowhere/at.all"],
+    ),
+];
+
+const NOT_FOR_AN_ENGINE: [Case; 8] = [
+    (&["--mode", "real"], &["--mode", "real"]),
+    (&["--capacity", "1%"], &["--capacity", "--mode"]),
+    (&["--tiers", "excl"], &["--tiers", "--mode"]),
+    (&["--csv", "x"], &["--csv", "--mode"]),
+    (&["--plot", "x"], &["--plot", "--mode"]),
+    (&["--join"], &["--join", "--mode"]),
+    (&["--shards", "1,2"], &["--shards", "--mode"]),
+    (&["--trace", "a", "--trace", "b"], &["--trace", "--mode"]),
+];
+
 #[test]
 fn wrong_input_names_the_flag_and_what_is_allowed() {
-    let empty = Scratch::with("empty", "*\n");
-    let short = Scratch::with("short", CHAINS);
+    for (args, parts) in WRONG_LISTS.into_iter().chain(WRONG_TOGETHER) {
+        refused(
+            &bench(&[&["replay", "--mode", "sim"], args].concat()),
+            args,
+            parts,
+        );
+    }
+    for (args, parts) in NOT_FOR_AN_ENGINE {
+        refused(&bench(&[&["replay"][..], args].concat()), args, parts);
+    }
+}
+
+#[test]
+fn wrong_values_for_a_trace_name_the_flag_and_the_trace() {
+    let (empty, short) = (
+        Scratch::with("empty", "*\n"),
+        Scratch::with("short", CHAINS),
+    );
     let twice = format!("{0},{0}", short.path());
     let (empty, short) = (empty.path(), short.path());
-    let cases: &[(&[&str], &[&str])] = &[
-        (&["--policy", "LRU,MRU"], &["--policy", "`MRU`", "SIEVE"]),
-        (&["--policy", ""], &["--policy", "empty"]),
-        (&["--policy", "LRU,,FIFO"], &["--policy", "empty"]),
-        (&["--policy", "LRU,lru"], &["--policy", "`lru`", "twice"]),
-        (&["--capacity", "0"], &["--capacity", "0", "one"]),
-        (&["--capacity", "0%"], &["--capacity", "0%", "100%"]),
-        (&["--capacity", "101%"], &["--capacity", "101%", "100%"]),
-        (&["--capacity", "some"], &["--capacity", "some", "1%"]),
-        (&["--capacity", "1e3"], &["--capacity", "1e3"]),
-        (&["--capacity", ""], &["--capacity", "empty"]),
-        (&["--capacity", "1%,1%"], &["--capacity", "1%", "twice"]),
+    let cases: [(&[&str], &[&str]); 5] = [
         (
             &["--trace", short, "--capacity", "5"],
             &["--capacity", "5", "4 different"],
         ),
-        (&["--shards", "0"], &["--shards", "0", "1024"]),
-        (&["--shards", "1,1"], &["--shards", "1", "twice"]),
-        (&["--shards", "x"], &["--shards", "x"]),
         (
             &["--trace", short, "--shards", "8"],
             &["--shards", "8", "blocks"],
         ),
         (&["--trace", empty], &["--trace", "no accesses"]),
         (&["--trace", &twice], &["--trace", "twice"]),
-        (&["--trace", ""], &["--trace", "value"]),
-        (&["--trace", "a,,b"], &["--trace", "empty"]),
         (&["--trace", "/nowhere/at.all"], &["/nowhere/at.all"]),
-        (&["--join"], &["--join", "two"]),
-        (&["--block-len", "0"], &["--block-len", "0", "134217728"]),
-        (&["--requests", "0"], &["--trace", "no accesses"]),
-        (&["--iodepth", "4"], &["--iodepth", "engine", "--mode"]),
-        (&["--hugepages", "off"], &["--hugepages", "engine"]),
-        (&["--dram-blocks", "4"], &["--dram-blocks", "engine"]),
-        (&["--nvme", "1GiB"], &["--nvme ", "engine"]),
-        (&["--speed", "max"], &["--speed", "engine"]),
-        (&["--durable"], &["--durable", "engine"]),
-        (&["--tiers", "both"], &["--tiers", "`both`", "excl"]),
-        (&["--tiers", "excl,EXCL"], &["--tiers", "twice"]),
-        (
-            &["--tiers", "excl", "--capacity", "1%"],
-            &["--capacity", "1%+10%"],
-        ),
-        (
-            &["--tiers", "excl", "--capacity", "1%+0"],
-            &["--capacity", "0"],
-        ),
-        (
-            &["--tiers", "excl", "--policy", "LRU"],
-            &["--policy", "--tiers"],
-        ),
-        (
-            &["--tiers", "excl", "--shards", "2"],
-            &["--shards", "--tiers"],
-        ),
-        (&["--csv", "/nowhere/at.all"], &["--csv", "/nowhere/at.all"]),
-        (
-            &["--plot", "/nowhere/at.all"],
-            &["--plot", "/nowhere/at.all"],
-        ),
-        (&["--mode", "real"], &["--mode", "real"]),
     ];
     for (args, parts) in cases {
         refused(&sim(args), args, parts);
-    }
-    let engine: &[(&[&str], &[&str])] = &[
-        (&["--capacity", "1%"], &["--capacity", "--mode"]),
-        (&["--tiers", "excl"], &["--tiers", "--mode"]),
-        (&["--csv", "x"], &["--csv", "--mode"]),
-        (&["--plot", "x"], &["--plot", "--mode"]),
-        (&["--join"], &["--join", "--mode"]),
-        (&["--shards", "1,2"], &["--shards", "--mode"]),
-        (&["--trace", "a", "--trace", "b"], &["--trace", "--mode"]),
-    ];
-    for (args, parts) in engine {
-        refused(&bench(&[&["replay"][..], args].concat()), args, parts);
     }
 }
 

@@ -2,6 +2,8 @@
 //! tell it, and shards have the blocks that the shards of an engine have. Method: traces small
 //! enough to follow by hand, and policies that write down what they hear.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::Path;
 
 use terrace_engine::EngineConfig;
