@@ -189,8 +189,8 @@ struct ReplayArgs {
     /// Without one a synthetic chat trace is made. A simulation takes a list, too.
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
-    /// Policy by name, in any case; LRU without it. A simulation takes a list, or all, and OPT
-    /// and OPTbypass too.
+    /// Policy by name, in any case; LRU without it. A simulation takes a list, or all, and the
+    /// bounds OPT, OPTbypass and P-OPT too.
     #[arg(long)]
     policy: Option<String>,
     /// Shards, each on a thread of its own. A simulation takes a list.

@@ -5,7 +5,14 @@ use terrace_engine::policy::{OptBound, POLICY_NAMES};
 use crate::error::SimError;
 
 /// Names of the bounds, as users write them.
-const BOUND_NAMES: [&str; 2] = ["OPT", "OPTbypass"];
+const BOUND_NAMES: [&str; 3] = ["OPT", "OPTbypass", "P-OPT"];
+
+/// The bounds, in the order of their names.
+const BOUNDS: [Bound; BOUND_NAMES.len()] = [
+    Bound::ByBlock(OptBound::MustInsert),
+    Bound::ByBlock(OptBound::MayBypass),
+    Bound::ByRequest,
+];
 
 /// The name that stands for all.
 const ALL: &str = "all";
@@ -16,7 +23,16 @@ pub enum Contender {
     /// A policy of the engine.
     Policy(&'static str),
     /// A bound.
-    Bound(&'static str, OptBound),
+    Bound(&'static str, Bound),
+}
+
+/// What a bound knows of the future, and what it may choose among.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Each access by itself.
+    ByBlock(OptBound),
+    /// Whole requests: after each the best blocks are kept.
+    ByRequest,
 }
 
 impl Contender {
@@ -28,9 +44,8 @@ impl Contender {
         if let Some(at) = position_in(&POLICY_NAMES, name) {
             return Ok(Self::Policy(POLICY_NAMES[at]));
         }
-        let bound = position_in(&BOUND_NAMES, name).map(|at| BOUND_NAMES[at]);
-        match bound.and_then(|known| Some((known, OptBound::by_name(known)?))) {
-            Some((known, bound)) => Ok(Self::Bound(known, bound)),
+        match position_in(&BOUND_NAMES, name) {
+            Some(at) => Ok(Self::Bound(BOUND_NAMES[at], BOUNDS[at])),
             None => Err(SimError::UnknownPolicy {
                 name: name.to_owned(),
             }),

@@ -28,7 +28,7 @@ pub mod two_tier;
 mod workload;
 
 pub use capacity::Capacity;
-pub use contender::Contender;
+pub use contender::{Bound, Contender};
 pub use cost::{BLOCK_TOKENS, prefill_seconds};
 pub use drive::{DriveCounts, Shard, drive};
 pub use error::SimError;

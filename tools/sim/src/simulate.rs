@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use terrace_engine::policy::{self, OptBound, PolicyConfig, opt_hits};
+use terrace_engine::policy::{self, PolicyConfig, opt_hits, opt_hits_of_requests};
 
-use crate::contender::Contender;
+use crate::contender::{Bound, Contender};
 use crate::drive::{Shard, drive};
 use crate::error::SimError;
 use crate::outcome::{HitCounts, Outcome};
@@ -89,26 +89,24 @@ fn play(
     Ok(())
 }
 
-fn bound_hits(
-    bound: OptBound,
-    workload: &Workload,
-    capacity: usize,
-    shard: Shard,
-    hits: &mut [bool],
-) {
-    if shard == Shard::WHOLE {
-        hits.copy_from_slice(&opt_hits(workload.blocks(), capacity, bound));
-        return;
+fn bound_hits(bound: Bound, workload: &Workload, capacity: usize, shard: Shard, hits: &mut [bool]) {
+    // What the shard owns: where it stands in the workload, its number, where requests begin.
+    let (mut places, mut numbers) = (Vec::new(), Vec::new());
+    let mut begins = vec![0];
+    for request in workload.requests() {
+        for (depth, &number) in request.blocks.iter().enumerate() {
+            if shard.owns(workload.keys()[number as usize]) {
+                places.push(request.begin + depth);
+                numbers.push(number);
+            }
+        }
+        begins.push(numbers.len());
     }
-    let is_own = |&(_, &number): &(usize, &u32)| shard.owns(workload.keys()[number as usize]);
-    let own: Vec<(usize, &u32)> = workload
-        .blocks()
-        .iter()
-        .enumerate()
-        .filter(is_own)
-        .collect();
-    let numbers: Vec<u32> = own.iter().map(|&(_, &number)| number).collect();
-    for (hit, (at, _)) in opt_hits(&numbers, capacity, bound).into_iter().zip(own) {
+    let own = match bound {
+        Bound::ByBlock(bound) => opt_hits(&numbers, capacity, bound),
+        Bound::ByRequest => opt_hits_of_requests(&numbers, &begins, capacity),
+    };
+    for (at, hit) in places.into_iter().zip(own) {
         hits[at] = hit;
     }
 }

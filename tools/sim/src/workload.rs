@@ -13,6 +13,9 @@ use terrace_types::KeyHash;
 use crate::error::SimError;
 use crate::trace::Trace;
 
+/// Time between the last request of a trace and the start of the one that is joined to it.
+const JOIN_GAP_MS: u64 = 1000;
+
 /// The sequence of requests of one trace, or of several after each other.
 pub struct Workload {
     name: String,
@@ -55,7 +58,7 @@ impl Workload {
     }
 
     /// Makes `traces` ready as one, each after the one before it: a change of traffic. Blocks of
-    /// two traces are never the same, and the time goes on from the last request before.
+    /// two traces are never the same, and a trace starts a second after the last request before.
     ///
     /// # Errors
     /// [`SimError::NoAccesses`] when a trace asks for no block, or none is given;
@@ -86,7 +89,8 @@ impl Workload {
     }
 
     fn append(&mut self, trace: &Trace, namespace: &str) -> Result<(), SimError> {
-        let shift_ms = self.spans.last().map_or(0, |last| last.clock_ms);
+        let last_ms = self.spans.last().map(|last| last.clock_ms);
+        let shift_ms = last_ms.map_or(0, |last| last.saturating_add(JOIN_GAP_MS));
         let mut number_of: HashMap<u64, u32> = HashMap::new();
         for request in &trace.requests {
             for &id in &request.blocks {

@@ -2,6 +2,8 @@
 //! enough to follow by hand, and recorded ones, of which an independent simulator's counts are
 //! known as integers. Without the recorded traces the tests say that they are skipped.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use terrace_sim::Workload;
 use terrace_sim::trace::{Trace, TraceRequest};
 use terrace_sim::two_tier::{TwoTierOutcome, TwoTierScheme, two_tier};

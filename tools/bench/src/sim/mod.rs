@@ -27,6 +27,10 @@ const SYNTH_REQUESTS: usize = 2000;
 /// # Errors
 /// When a trace cannot be read, a value does not fit it, or a file cannot be written.
 pub fn run(options: &SimOptions) -> anyhow::Result<()> {
+    ensure!(
+        options.requests != Some(0),
+        "--requests is 0; allowed is at least 1"
+    );
     let workloads = workloads(options)?;
     for workload in &workloads {
         options.check(workload)?;

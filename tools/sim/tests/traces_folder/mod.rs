@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// The path of a trace; reports the skip when it is missing. The traces are no part of the
 /// repository: `TERRACE_TRACES` names their folder, by default `shared/traces` beside a folder
 /// above.
-pub fn find(name: &str) -> Option<PathBuf> {
+pub(super) fn find(name: &str) -> Option<PathBuf> {
     let path = folder()
         .map(|folder| folder.join(name))
         .filter(|path| path.is_file());
