@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
-use terrace_bench::chain::{Announce, ChainOptions};
 use terrace_bench::burst::{self, BurstOptions};
+use terrace_bench::chain::{Announce, ChainOptions};
 use terrace_bench::raw::{self, Mode, RawOptions, Rw};
 use terrace_bench::recover::{self, RecoverOptions};
 use terrace_bench::replay::{self, NvmeOptions, ReplayOptions, Speed};

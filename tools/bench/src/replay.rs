@@ -15,8 +15,9 @@ use futures_util::stream::FuturesUnordered;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 use terrace_engine::{
-    CloseReport, Durability, Engine, EngineConfig, EngineStats, GetOptions, Hint, HugepageMode, Lookup, Missing, Namespace, NvmeConfig, PutOptions, PutOutcome,
-    RequestContext, Tier, Use, WriteMode, block_on, hugepages,
+    CloseReport, Durability, Engine, EngineConfig, EngineStats, GetOptions, Hint, HugepageMode,
+    Lookup, Missing, Namespace, NvmeConfig, PutOptions, PutOutcome, RequestContext, Tier, Use,
+    WriteMode, block_on, hugepages,
 };
 use terrace_types::limits::{BLOCK_LEN_MAX, HUGEPAGE_LEN, SLOT_ALIGN};
 
