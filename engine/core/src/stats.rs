@@ -51,6 +51,14 @@ counters! {
     evictions,
     /// Blocks that went because their slab moved to another size class.
     slab_evictions,
+    /// Blocks that left DRAM as their namespace was at its quota there.
+    quota_evictions,
+    /// Blocks that left the devices as their namespace was at its quota there.
+    quota_below_evictions,
+    /// Blocks that were not written below as their namespace was at its quota there.
+    quota_declined,
+    /// Blocks given up as their lifetime was over.
+    expired,
     /// Blocks removed or replaced by callers.
     removals,
     /// Blocks written to the tier below.
@@ -161,6 +169,30 @@ impl ShardGauges {
     }
 }
 
+/// What a namespace holds in one shard, or in all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceStats {
+    /// Its name.
+    pub name: String,
+    /// Bytes in DRAM in whole granules of 4 KiB, slots that are being filled included.
+    pub dram_bytes: u64,
+    /// Bytes on the devices in whole granules of 4 KiB.
+    pub nvme_bytes: u64,
+    /// Blocks in any tier.
+    pub blocks: u64,
+    /// Blocks given up and held nowhere else.
+    pub evictions: u64,
+}
+
+impl NamespaceStats {
+    const fn add(&mut self, other: &Self) {
+        self.dram_bytes += other.dram_bytes;
+        self.nvme_bytes += other.nvme_bytes;
+        self.blocks += other.blocks;
+        self.evictions += other.evictions;
+    }
+}
+
 /// One shard's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardStats {
@@ -178,6 +210,8 @@ pub struct ShardStats {
     pub rings: Vec<RingReport>,
     /// What it found on the devices when it opened.
     pub recovery: RecoveryReport,
+    /// What the namespaces hold that were used here.
+    pub namespaces: Vec<NamespaceStats>,
 }
 
 /// A device that the set lists and that is not there: what it holds is not served.
@@ -204,6 +238,8 @@ pub struct EngineStats {
     pub missing: Vec<MissingDevice>,
     /// What was found on the devices, summed over the shards that answered.
     pub recovery: RecoveryReport,
+    /// Each namespace, summed over the shards that answered.
+    pub namespaces: Vec<NamespaceStats>,
     /// Each shard's own report; `None` where it did not answer.
     pub shards: Vec<Option<ShardStats>>,
 }
@@ -224,6 +260,13 @@ impl EngineStats {
             self.counters.add(&stats.counters);
             self.gauges.add(&stats.gauges);
             self.recovery.add(&stats.recovery);
+            for namespace in &stats.namespaces {
+                let same = |known: &&mut NamespaceStats| known.name == namespace.name;
+                match self.namespaces.iter_mut().find(same) {
+                    Some(known) => known.add(namespace),
+                    None => self.namespaces.push(namespace.clone()),
+                }
+            }
             for device in &stats.nvme {
                 match self.nvme.iter_mut().find(|known| known.name == device.name) {
                     Some(known) => known.add(device),

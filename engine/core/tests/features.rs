@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use terrace_engine::policy::{Admission, BlockIx, Policy, PolicyBytes, PolicyConfig, by_name};
 use terrace_engine::{
-    Access, BlockKey, Engine, EngineConfig, GetOptions, Hint, HugepageMode, Namespace, NvmeConfig,
-    PutItem, PutOptions, RequestContext, block_on,
+    Access, BlockKey, Durability, Engine, EngineConfig, GetOptions, Hint, HugepageMode, Lookup,
+    Namespace, NamespaceOptions, NvmeConfig, PutItem, PutOptions, RequestContext, Tier, block_on,
 };
 
 const CLOSE: Duration = Duration::from_secs(60);
@@ -100,7 +100,7 @@ impl Policy for Listener {
     fn restore_learned(&mut self, learned: &[u8]) {
         let mut heard = self.heard.lock().unwrap();
         heard.learned.push(learned.to_vec());
-        heard.restored_after_insert |= self.inner.len() > 0;
+        heard.restored_after_insert |= !self.inner.is_empty();
     }
     fn admit(&mut self, access: &Access) -> Admission {
         self.inner.admit(access)
@@ -247,4 +247,176 @@ fn batches_with_hints_announce_each_request_once() {
         engine.get_batch(&keys, &options).await;
         assert_eq!(told(), (2, 40), "the same again is another request");
     });
+}
+
+#[test]
+fn chain_below_is_read_ahead_over_all_shards_and_dropping_the_handle_cancels() {
+    let file = Scratch::new("ahead");
+    for shards in [1, 2] {
+        let config = EngineConfig {
+            dram_blocks: Some(64),
+            prefetch_ratio_max: 0.25,
+            ..config(shards, Some(&file))
+        };
+        let engine = Engine::open(config).unwrap();
+        let ns = engine.namespace(&format!("{shards} shards")).unwrap();
+        let keys: Vec<BlockKey> = (0..60).map(|number| key(ns, number)).collect();
+        let durable = PutOptions {
+            durability: Durability::Durable,
+            ..PutOptions::default()
+        };
+        let context = RequestContext::default();
+        block_on(async {
+            for key in &keys {
+                assert!(
+                    engine
+                        .put(key, vec![5; 20_000], &durable)
+                        .await
+                        .is_present()
+                );
+            }
+            for number in 100..200 {
+                let (key, options) = (key(ns, number), PutOptions::default());
+                assert!(
+                    engine
+                        .put(&key, vec![5; 20_000], &options)
+                        .await
+                        .is_present()
+                );
+            }
+            let before = engine.stats().await.counters;
+            assert_eq!(engine.match_prefix(&keys).await, 60);
+            let after = engine.stats().await.counters;
+            assert_eq!(after.promotions, before.promotions, "a match moves nothing");
+            let short = engine.prefetch(&keys[..8], CLOSE, &context).await.await;
+            assert_eq!((short.begun + short.resident, short.cancelled), (8, 0));
+            for key in &keys[..8] {
+                let found = engine.get(key, &GetOptions::default()).await;
+                assert!(matches!(
+                    found,
+                    Lookup::Hit {
+                        tier: Tier::Dram,
+                        ..
+                    }
+                ));
+            }
+            // The budget holds sixteen: the rest waits, and goes with the handle.
+            let rest = engine.prefetch(&keys, CLOSE, &context).await;
+            drop(rest);
+            while engine.stats().await.counters.prefetch_cancelled == 0 {}
+            let stats = engine.stats().await;
+            assert!(stats.gauges.ahead_bytes <= 16 * 20_480, "{stats:?}");
+            assert!(engine.check().await);
+            engine.close(CLOSE).await;
+        });
+    }
+}
+
+#[test]
+fn namespaces_are_bounded_from_the_start_and_while_open() {
+    let rules = NamespaceOptions {
+        dram_quota_bytes: Some(1 << 20),
+        ..NamespaceOptions::default()
+    };
+    let config = EngineConfig {
+        namespaces: vec![("a".to_owned(), rules)],
+        ..config(2, None)
+    };
+    let engine = Engine::open(config).unwrap();
+    let held = || {
+        let stats = block_on(engine.stats()).namespaces;
+        let bytes = |name: &str| {
+            let known = stats.iter().find(|known| known.name == name);
+            known.map_or(0, |known| known.dram_bytes)
+        };
+        (bytes("a"), bytes("b"))
+    };
+    let fill = |name: &str| {
+        let ns = engine.namespace(name).unwrap();
+        block_on(async {
+            for number in 0..200 {
+                let (key, options) = (key(ns, number), PutOptions::default());
+                assert!(
+                    engine
+                        .put(&key, vec![1; 16_384], &options)
+                        .await
+                        .is_present()
+                );
+            }
+        });
+    };
+    fill("a");
+    fill("b");
+    assert_eq!(held(), (1 << 20, 200 * 16_384));
+    block_on(engine.set_namespace("b", rules)).unwrap();
+    assert_eq!(held(), (1 << 20, 1 << 20));
+    assert!(block_on(engine.check()));
+}
+
+#[test]
+fn namespace_out_of_range_names_field_value_and_limit() {
+    let engine = Engine::open(config(2, None)).unwrap();
+    let rules = NamespaceOptions {
+        dram_quota_bytes: Some(1 << 20),
+        ..NamespaceOptions::default()
+    };
+    type Change = fn(&mut NamespaceOptions);
+    let wrong: [(&str, Change); 6] = [
+        ("dram_quota_bytes", |it| it.dram_quota_bytes = Some(0)),
+        ("nvme_quota_bytes", |it| it.nvme_quota_bytes = Some(4096)),
+        ("dram_floor_bytes", |it| it.dram_floor_bytes = 2 << 20),
+        ("dram_floor_bytes", |it| {
+            *it = NamespaceOptions {
+                dram_floor_bytes: 5 << 20,
+                ..NamespaceOptions::default()
+            }
+        }),
+        ("ttl", |it| it.ttl = Some(Duration::from_millis(10))),
+        ("ttl", |it| it.ttl = Some(Duration::MAX)),
+    ];
+    for (field, change) in wrong {
+        let mut options = rules;
+        change(&mut options);
+        let set = block_on(engine.set_namespace("b", options));
+        let error = set.expect_err(field).to_string();
+        assert!(
+            error.contains(field) && error.contains("allowed"),
+            "{error}"
+        );
+        let config = EngineConfig {
+            namespaces: vec![("b".to_owned(), options)],
+            ..engine.config().clone()
+        };
+        assert!(config.validate().is_err(), "{field}");
+    }
+    let twice = EngineConfig {
+        namespaces: vec![("b".to_owned(), rules); 2],
+        ..engine.config().clone()
+    };
+    assert!(twice.validate().is_err());
+}
+
+#[test]
+fn page_for_operators_lists_every_counter_and_no_other() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, rest) = text.split_once("| `Counters` |").unwrap();
+    let (table, _) = rest.split_once("\n\n").unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| "));
+    let cells = rows.filter_map(|row| row.split(" |").next());
+    let listed: Vec<&str> = cells
+        .flat_map(|cell| cell.split(", "))
+        .map(|name| name.trim_matches('`'))
+        .collect();
+    let named = terrace_engine::Counters::default().named();
+    let counters: Vec<&str> = named
+        .iter()
+        .filter_map(|(name, _)| name.strip_prefix("terrace_")?.strip_suffix("_total"))
+        .collect();
+    for name in &counters {
+        assert!(listed.contains(name), "{name} is not listed");
+    }
+    for name in &listed {
+        assert!(counters.contains(name), "{name} is listed and not counted");
+    }
 }

@@ -1,6 +1,7 @@
 //! What an engine is opened with, and every check of it: a wrong value is refused before any
 //! memory is taken, by field, value and limit.
 
+mod namespace;
 mod nvme;
 
 use std::time::Duration;
@@ -12,6 +13,8 @@ use terrace_types::limits::{ARENA_LEN_MAX, BLOCK_LEN_MAX, HUGEPAGE_LEN, SHARDS_M
 use crate::error::Error;
 use crate::policy::POLICY_NAMES;
 
+pub use namespace::NamespaceOptions;
+pub(crate) use namespace::validate_namespaces;
 pub use nvme::{Missing, NvmeConfig, Use, WriteMode};
 
 /// Which processors the shards' threads stay on.
@@ -56,6 +59,10 @@ pub struct EngineConfig {
     pub fill_ratio_high: f64,
     /// Low watermark: demotion stops below this fill.
     pub fill_ratio_low: f64,
+    /// Largest share of DRAM that the floors of all namespaces may add up to, from 0 to 1.
+    pub floor_ratio_max: f64,
+    /// What holds for namespaces, by name, from the start: devices keep blocks, not rules.
+    pub namespaces: Vec<(String, NamespaceOptions)>,
     /// The NVMe tier.
     pub nvme: NvmeConfig,
 }
@@ -78,6 +85,8 @@ impl Default for EngineConfig {
             spin: Duration::from_micros(20),
             fill_ratio_high: 0.98,
             fill_ratio_low: 0.96,
+            floor_ratio_max: 0.5,
+            namespaces: Vec::new(),
             nvme: NvmeConfig::default(),
         }
     }
@@ -143,7 +152,15 @@ impl EngineConfig {
         })?;
         let longest = self.block_lens.iter().copied().max().unwrap_or(0);
         self.nvme.validate(longest)?;
-        self.validate_waits()
+        self.validate_waits()?;
+        let ratio = self.floor_ratio_max;
+        check(
+            "floor_ratio_max",
+            ratio,
+            (0.0..=1.0).contains(&ratio),
+            || "0 to 1".to_owned(),
+        )?;
+        validate_namespaces(self, &self.namespaces)
     }
 
     fn validate_waits(&self) -> Result<(), Error> {

@@ -7,6 +7,7 @@
 mod batch;
 mod calls;
 mod devices;
+mod namespace;
 mod open;
 mod prefetch;
 
@@ -22,7 +23,7 @@ use terrace_runtime::executor::ShardThread;
 use terrace_runtime::{LocalFuture, MailboxSender};
 use terrace_types::{BlockKey, KeyHash, Namespace, UnavailableReason};
 
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, NamespaceOptions};
 use crate::error::Error;
 use crate::events::{EventStream, subscription};
 use crate::namespaces::NamespaceRegistry;
@@ -57,6 +58,8 @@ struct Inner {
     namespaces: Arc<NamespaceRegistry>,
     closed: AtomicBool,
     devices: Mutex<Option<Devices>>,
+    /// What holds for namespaces now.
+    rules: Mutex<Vec<(String, NamespaceOptions)>>,
 }
 
 /// A handle to an open engine; clones share it. The last one to go closes the engine.

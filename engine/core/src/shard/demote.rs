@@ -172,6 +172,9 @@ impl Shard {
                     return Ok(None);
                 }
                 let len = record.len;
+                if !state.fits_below(block, self.number, tier) {
+                    return Ok(None);
+                }
                 let buffer = match pinned.take() {
                     Some(buffer) => buffer,
                     None => match state.pin_for_write(self, block) {
@@ -216,7 +219,12 @@ impl Shard {
         record.flags &= !DEMOTING;
         let below = record.below();
         let (erased, len, pins, id) = (record.is(ERASED), record.len, record.pins, record.hash());
+        if !erased {
+            state.end_leaving(block);
+        }
         match written {
+            // It was not to be written any more.
+            Ok(()) if location.is_none() => {}
             Ok(()) => {
                 state.counters.demotions += 1;
                 state.counters.demoted_bytes += u64::from(len);
@@ -271,7 +279,7 @@ impl State {
         let mut freed = false;
         let mut next = Some(victim);
         while let Some(block) = next {
-            if tier.is_some_and(|tier| self.goes_below(block, tier)) {
+            if tier.is_some_and(|tier| self.goes_below(block, shard, tier)) {
                 self.begin_demotion(block);
             } else {
                 self.give_up(block, shard, tier);
@@ -284,7 +292,7 @@ impl State {
 
     /// Whether a block that the policy gave up is written below. One that was promised to be
     /// durable is not for the policy to decline.
-    fn goes_below(&mut self, block: BlockIx, tier: &NvmeTier) -> bool {
+    fn goes_below(&mut self, block: BlockIx, shard: usize, tier: &NvmeTier) -> bool {
         let record = self.index.record(block);
         if record.below().is_some() || record.slot().is_none() || !tier.takes_blocks() {
             return false;
@@ -294,16 +302,21 @@ impl State {
             len,
             ..Access::plain(id)
         };
+        if self.tenants.has_lifetimes() && self.is_expired(block) {
+            self.counters.expired += 1;
+            return false;
+        }
         if !promised && self.policy.admit_below(&access) == Admission::Decline {
             self.counters.below_declined += 1;
             return false;
         }
-        tier.admit(len)
+        self.fits_below(block, shard, tier) && tier.admit(len)
     }
 
     /// Marks a block as on its way down and queues it for the writer.
     pub(super) fn begin_demotion(&mut self, block: BlockIx) {
         self.index.record_mut(block).flags |= DEMOTING;
+        self.begin_leaving(block);
         self.demoting += 1;
         let on_its_way = self.way_down.begin();
         self.leaving.push_back((block, on_its_way));
@@ -358,6 +371,7 @@ impl State {
             buffer,
         )?;
         tier.retain(placed.location, len);
+        self.count_below(block);
         let record = self.index.record_mut(block);
         record.set_below(Some(placed.location));
         record.flags &= !WARM;
@@ -381,6 +395,7 @@ impl State {
         record.set_below(None);
         if let (Some(location), Some(tier)) = (location, tier) {
             tier.forget(location, len);
+            self.count_out_of_below(block);
         }
     }
 
@@ -397,7 +412,7 @@ impl State {
         }
         // One that is being read comes up, or goes, at the end of that read.
         if !record.is(crate::index::PROMOTING) {
-            self.counters.evictions += 1;
+            self.count_eviction(block);
             self.emit(shard, EventKind::Evicted, block);
             self.erase(block, None);
         }

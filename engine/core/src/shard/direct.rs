@@ -83,7 +83,10 @@ impl Shard {
         let state = self.state.borrow();
         let epoch = state.epochs.of(key.namespace())?;
         let block = state.index.find(key, epoch)?;
-        state.index.record(block).slot().is_none().then_some(block)
+        state.tenants.look_at_clock(self.now.get());
+        let expired = state.is_expired(block);
+        let below = state.index.record(block).slot().is_none();
+        (below && !expired).then_some(block)
     }
 
     fn fits(&self, block: BlockIx, region: &RegisteredRegion) -> bool {

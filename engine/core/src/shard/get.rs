@@ -210,7 +210,7 @@ impl Shard {
 
     /// Finds a block, and for one in DRAM counts a pin and tells the policy.
     #[inline]
-    pub(super) fn probe(&self, key: &BlockKey, options: &GetOptions) -> Probe {
+    pub(super) fn probe(self: &Rc<Self>, key: &BlockKey, options: &GetOptions) -> Probe {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         state.ticks += 1;
@@ -222,6 +222,15 @@ impl Shard {
             state.counters.misses += 1;
             return Probe::Miss;
         };
+        if state.tenants.is_active() || options.context.priority > 0 {
+            state.tenants.look_at_clock(self.now.get());
+            state.raise(block, options.context.priority);
+            if state.is_expired(block) {
+                state.counters.misses += 1;
+                self.expire(state, block);
+                return Probe::Miss;
+            }
+        }
         if state.index.record(block).slot().is_none() {
             return Probe::Below(block);
         }
@@ -275,6 +284,8 @@ impl Shard {
             .epochs
             .of(key.namespace())
             .and_then(|ns| state.index.find(key, ns));
+        state.tenants.look_at_clock(self.now.get());
+        let found = found.filter(|block| !state.is_expired(*block));
         found.map_or(Lookup::Miss, |block| {
             let in_dram = state.index.record(block).slot().is_some();
             Lookup::Hit {
@@ -381,13 +392,15 @@ impl State {
 
     /// A filled slot now holds `block`.
     pub(super) fn settle(&mut self, slot: SlotIx, block: BlockIx) {
-        self.writers.remove(&slot);
+        self.end_filling(slot);
         self.pool.publish(slot, block);
         let heat = self.heat_now();
         let record = self.index.record_mut(block);
         record.set_slot(Some(slot));
         record.heat = heat;
+        let len = u64::from(record.len);
+        self.count_in_dram(block);
         self.dram_blocks += 1;
-        self.payload_bytes += u64::from(record.len);
+        self.payload_bytes += len;
     }
 }

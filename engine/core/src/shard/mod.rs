@@ -25,6 +25,7 @@ mod persist;
 mod prefetch;
 mod promote;
 mod put;
+mod quota;
 mod reclaim;
 mod recover;
 mod release;
@@ -32,6 +33,7 @@ mod remove;
 mod room;
 mod scrub;
 mod serve;
+mod tenants;
 mod way_down;
 
 use std::cell::{Cell, RefCell};
@@ -136,15 +138,10 @@ struct Filling {
     filler: Filler,
     /// The policy declined the block: it does not stay in DRAM.
     passes: bool,
-}
-
-impl From<Filler> for Filling {
-    fn from(filler: Filler) -> Self {
-        Self {
-            filler,
-            passes: false,
-        }
-    }
+    /// The number of the namespace it is for.
+    namespace: u16,
+    /// What it counts for there.
+    bytes: u64,
 }
 
 struct State {
@@ -185,6 +182,7 @@ struct State {
     way_down: way_down::WayDown,
     announced: announce::Announced,
     ahead: prefetch::Ahead,
+    tenants: tenants::Tenants,
 }
 
 /// See the module's text.
@@ -222,8 +220,9 @@ impl Shard {
         let number = place.number;
         let (tier, io) = below.unzip();
         let below = tier.as_ref().map_or(0, |tier| tier.bytes());
-        let state = State::new(number, &config, &shared, plugins, below)?;
-        let now = Cell::new(runtime.now());
+        let now = runtime.now();
+        let state = State::new(number, &config, &shared, plugins, (below, now))?;
+        let now = Cell::new(now);
         Ok(Rc::new(Self {
             number,
             engine: place.engine,
@@ -363,6 +362,7 @@ impl Shard {
                 .as_ref()
                 .map_or_else(Vec::new, ShardIo::reports),
             recovery: self.recovery.get(),
+            namespaces: self.namespace_stats(&state),
         }
     }
 
@@ -395,6 +395,7 @@ impl Shard {
         assert_eq!(known, state.policy.len());
         assert_eq!(unused + state.ahead.under_way(), state.ahead.blocks());
         assert!(state.dram_blocks + state.writers.len() <= state.blocks_cap);
+        state.check_tenants();
         if let Some(tier) = &self.tier {
             state.check_below(tier);
         }
@@ -428,7 +429,7 @@ impl State {
         config: &EngineConfig,
         shared: &Arc<ArenaShared>,
         plugins: &Plugins,
-        below: u64,
+        (below, now): (u64, Nanos),
     ) -> Result<Self, Error> {
         let granules = shared.arena().len() / SLOT_ALIGN;
         let below_granules = below / SLOT_ALIGN;
@@ -488,6 +489,7 @@ impl State {
                 cap.unwrap_or(usize::MAX),
                 config.prefetch_ratio_max,
             ),
+            tenants: tenants::Tenants::new(now),
         })
     }
 
@@ -562,8 +564,12 @@ mod log_lines;
 #[cfg(test)]
 mod outcome_tests;
 #[cfg(test)]
+mod prefetch_tests;
+#[cfg(test)]
 mod shortage_tests;
 #[cfg(test)]
 mod sim_tests;
 #[cfg(test)]
 mod sim_world;
+#[cfg(test)]
+mod tenants_tests;

@@ -12,7 +12,7 @@ use std::task::Poll;
 use terrace_nvme::IoBuffer;
 use terrace_nvme::tier::ReadClass;
 use terrace_slab::SlotWriter;
-use terrace_types::{BlockIx, BlockKey, Checksum, UnavailableReason};
+use terrace_types::{Access, BlockIx, BlockKey, Checksum, UnavailableReason};
 
 use super::get::{Found, GetOptions, LocalPin};
 use super::room::{Asker, Need};
@@ -129,7 +129,7 @@ impl Shard {
         let sound = Checksum::of(key, writer.bytes()) == state.index.record(block).checksum();
         if !sound || state.index.record(block).is(ERASED) {
             let _ = writer.finish();
-            state.writers.remove(&slot);
+            state.end_filling(slot);
             state.pool.give(slot);
             state.wake_waiting();
             let erased = state.index.record(block).is(ERASED);
@@ -140,26 +140,37 @@ impl Shard {
             return Ok(None);
         }
         state.settle(writer.finish(), block);
+        Ok(self.welcome(&mut state, block, &access, (arrival, declined, class)))
+    }
+
+    /// Tells the policy of a block that has just come up, and pins it for who waits for it.
+    fn welcome(
+        &self,
+        state: &mut State,
+        block: BlockIx,
+        access: &Access,
+        (arrival, declined, class): (Arrival, bool, ReadClass),
+    ) -> Option<Found> {
         state.counters.below_hits += u64::from(arrival == Arrival::Wanted);
         if declined && let Some(found) = state.pin_passing(block) {
-            return Ok(Some(found));
+            return Some(found);
         }
         let was_warm = state.index.record(block).is(WARM);
         match arrival {
-            Arrival::Restored { tag } => state.policy.restore(block, tag, &access),
-            Arrival::Wanted | Arrival::Ahead => state.policy.on_insert(block, &access),
+            Arrival::Restored { tag } => state.policy.restore(block, tag, access),
+            Arrival::Wanted | Arrival::Ahead => state.policy.on_insert(block, access),
         }
         state.emit(self.number, EventKind::Promoted, block);
         if arrival == Arrival::Ahead {
             state.arrive_ahead(block, class);
-            return Ok(None);
+            return None;
         }
         let found = state.pin(block);
         if arrival != Arrival::Wanted && !was_warm {
             // Nobody used it yet: that it came up is no reason to keep it below.
             state.index.record_mut(block).flags &= !WARM;
         }
-        Ok(found)
+        found
     }
 
     /// A block's bytes on the device are wrong: it becomes a miss, now and after a restart.
@@ -174,7 +185,7 @@ impl Shard {
             return;
         }
         let tombstone = state.tombstone_of(self, block);
-        state.counters.evictions += 1;
+        state.count_eviction(block);
         state.emit(self.number, EventKind::Evicted, block);
         state.erase(block, self.tier.as_deref());
         drop(state);
@@ -182,19 +193,16 @@ impl Shard {
             shard = self.number,
             "a block came back with wrong bytes; it is given up"
         );
-        if let Some(tombstone) = tombstone {
-            let shard = Rc::clone(self);
-            self.spawn(Box::pin(async move {
-                // Should it fail, the checksum still keeps the block from being served.
-                let _ = shard.bury(tombstone).await;
-            }));
-        }
+        // Should it fail, the checksum still keeps the block from being served.
+        self.bury_soon(tombstone);
     }
 
     /// A slot is filled by a read and not by a put: one that fails is no put that was given up.
     pub(super) fn fill_by_read(&self, writer: &SlotWriter) {
         let mut state = self.state.borrow_mut();
-        state.writers.insert(writer.slot(), Filler::Read.into());
+        if let Some(filling) = state.writers.get_mut(&writer.slot()) {
+            filling.filler = Filler::Read;
+        }
     }
 
     pub(super) fn end_promotion(self: &Rc<Self>, block: BlockIx) {
@@ -206,7 +214,7 @@ impl Shard {
             state.vacate_if_idle(block);
         } else if nowhere {
             // Its segment went while it was being read, and the read failed.
-            state.counters.evictions += 1;
+            state.count_eviction(block);
             state.emit(self.number, EventKind::Evicted, block);
             state.erase(block, None);
         }

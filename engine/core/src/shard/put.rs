@@ -127,7 +127,7 @@ impl Shard {
     /// Whether a put has to be given up before it has a slot; and if not, whether its block is
     /// to stay in DRAM. A durable put is not declined: its block passes through DRAM.
     fn refuse_put(
-        &self,
+        self: &Rc<Self>,
         key: &BlockKey,
         len: u64,
         options: &PutOptions,
@@ -149,18 +149,22 @@ impl Shard {
             };
             limit = limit.min(tier.block_len_max());
         }
+        let state = &mut *state;
+        state.tenants.look_at_clock(self.now.get());
+        limit = limit.min(state.tenants.block_len_max(key.namespace().index()));
         if len > limit {
             return Err(PutOutcome::Rejected(RejectReason::BlockTooLarge {
                 len,
                 limit,
             }));
         }
-        let state = &mut *state;
         let known = state
             .epochs
             .of(key.namespace())
             .and_then(|ns| state.index.find(key, ns));
-        if let Some(block) = known {
+        if let Some(block) = known.filter(|block| state.is_expired(*block)) {
+            self.expire(state, block);
+        } else if let Some(block) = known {
             let durable = self.is_durable(state.index.record(block));
             return Err(PutOutcome::AlreadyExists { durable });
         }
@@ -264,6 +268,9 @@ impl Shard {
                 }
                 None => {}
             }
+            if !self.state.borrow_mut().fits_below(block, self.number, tier) {
+                return Ok(false);
+            }
             let Some(placed) = self.write_block(block, hint).await? else {
                 // Somebody else was faster: look again.
                 self.runtime.yield_now().await;
@@ -290,7 +297,7 @@ impl Shard {
         state.lose_below(block, self.tier.as_deref());
         let record = state.index.record(block);
         if record.slot().is_none() && !record.is(PROMOTING) {
-            state.counters.evictions += 1;
+            state.count_eviction(block);
             state.emit(self.number, EventKind::Evicted, block);
             state.erase(block, self.tier.as_deref());
         }
@@ -374,7 +381,7 @@ impl Shard {
             state.add(key, len)
         };
         if !matches!(outcome, PutOutcome::Stored { .. }) {
-            state.writers.remove(&slot);
+            state.end_filling(slot);
             state.pool.give(slot);
             state.wake_waiting();
             return outcome;
@@ -385,6 +392,7 @@ impl Shard {
         };
         state.index.record_mut(block).set_checksum(checksum);
         state.settle(slot, block);
+        state.note_stored(block, options.context.priority);
         if options.durability == Durability::Durable {
             state.index.record_mut(block).flags |= PROMISED;
         }

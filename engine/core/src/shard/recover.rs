@@ -118,6 +118,7 @@ impl Shard {
         report.index_time += ended.since(indexed);
         report.time = ended.since(started);
         self.recovery.set(report);
+        self.trim_recovered();
         self.start_reclaim();
         self.start_warming(recovery.found);
     }
@@ -236,6 +237,7 @@ impl State {
         let record = self.index.record_mut(block);
         record.set_checksum(entry.checksum);
         record.set_below(Some(tier.locate(segment, entry.place)));
+        self.count_below(block);
         let at = block.0 as usize;
         if recovery.sequences.len() <= at {
             recovery.sequences.resize(at + 1, Sequence(0));
@@ -257,6 +259,7 @@ impl State {
 
     /// Takes a block out that only recovery knows: no tier counts it yet.
     fn erase_recovered(&mut self, block: BlockIx) {
+        self.count_out_of_below(block);
         self.index.record_mut(block).set_below(None);
         self.erase(block, None);
     }

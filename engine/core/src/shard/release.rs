@@ -7,7 +7,7 @@ use terrace_nvme::tier::NvmeTier;
 use terrace_slab::SlotIx;
 use terrace_types::{Access, BlockIx};
 
-use super::{Filler, State};
+use super::{Filler, Filling, State};
 use crate::index::{AHEAD, DEMOTING, ERASED, PASSING, PROMOTING};
 
 impl State {
@@ -59,9 +59,16 @@ impl State {
         self.index.vacate(block);
     }
 
+    /// A slot is not being filled any more.
+    pub(super) fn end_filling(&mut self, slot: SlotIx) -> Option<Filling> {
+        let filling = self.writers.remove(&slot)?;
+        self.tenants.end_filling(&filling);
+        Some(filling)
+    }
+
     /// A writer came back without a block.
     pub(super) fn abandon(&mut self, slot: SlotIx) {
-        let filling = self.writers.remove(&slot);
+        let filling = self.end_filling(slot);
         if filling.is_some_and(|filling| filling.filler == Filler::Put) {
             self.counters.puts_abandoned += 1;
         }
@@ -78,6 +85,7 @@ impl State {
         if unused {
             self.end_ahead(block, false);
         }
+        self.count_out_of_dram(block);
         self.dram_blocks -= 1;
         self.payload_bytes -= u64::from(len);
         if pins == 0 {
@@ -92,6 +100,10 @@ impl State {
         let (location, epoch, len) = (record.below(), record.namespace(), record.len);
         if let (Some(location), Some(tier)) = (location, tier) {
             tier.forget(location, len);
+            self.count_out_of_below(block);
+        }
+        if self.index.record(block).is(DEMOTING) {
+            self.end_leaving(block);
         }
         self.drop_slot(block);
         self.index.erase(block);

@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use futures_lite::future::or;
-use terrace_slab::{ClassChoice, ClassIx, SlotWriter};
+use terrace_slab::{ClassChoice, ClassIx, SlabPool, SlotIx, SlotWriter};
+use terrace_types::limits::SLOT_ALIGN;
 use terrace_types::{BlockIx, BlockKey, KeyHash, Namespace, Nanos};
 
-use super::{Filler, Shard, State};
+use super::{Filler, Filling, Shard, State};
 use crate::events::EventKind;
 use crate::index::{AHEAD, DEMOTING, PASSING, PROMOTING, Record};
 use terrace_nvme::tier::NvmeTier;
@@ -64,11 +65,17 @@ impl Asker {
         }
     }
 
-    /// Whether a block stays for what it is, whoever owns it.
+    /// Whether a block may go, whoever owns it; with `class`, when its slot is of that class.
     #[inline]
-    fn spares(&self, record: &Record) -> bool {
+    pub(super) fn lets_go(&self, record: &Record, class: Option<ClassIx>, pool: &SlabPool) -> bool {
         let spare = self.spare.as_ref();
-        spare.is_some_and(|spare| record.is(AHEAD) || spare.contains(&record.hash()))
+        let is_of = |class| {
+            let slot = record.slot();
+            slot.is_some_and(|slot| pool.class_of(slot) == class)
+        };
+        record.pins == 0
+            && spare.is_none_or(|spare| !record.is(AHEAD) && !spare.contains(&record.hash()))
+            && class.is_none_or(is_of)
     }
 }
 
@@ -141,10 +148,11 @@ impl Shard {
     /// A slot for a block of `len` bytes, if there is one without waiting. What has to go down
     /// for it is on its way afterwards.
     pub(super) fn try_room(self: &Rc<Self>, len: u64, asker: &Asker) -> Option<SlotWriter> {
-        let room = self
-            .state
-            .borrow_mut()
-            .make_room(len, self.number, self.tier.as_deref(), asker);
+        let room = {
+            let mut state = self.state.borrow_mut();
+            state.tenants.look_at_clock(self.now.get());
+            state.make_room(len, self.number, self.tier.as_deref(), asker)
+        };
         self.start_writer();
         match room {
             Room::Slot(writer) => Some(writer),
@@ -194,6 +202,9 @@ impl State {
         tier: Option<&NvmeTier>,
         asker: &Asker,
     ) -> Room {
+        if self.tenants.is_active() && !self.make_room_in_quota(len, shard, tier, asker) {
+            return Room::None;
+        }
         while self.dram_blocks + self.writers.len() >= self.blocks_cap {
             if !self.may_begin_demotion() {
                 return Room::None;
@@ -229,7 +240,7 @@ impl State {
     ) -> Room {
         loop {
             if let Some(slot) = self.pool.take(class) {
-                self.writers.insert(slot, Filler::Put.into());
+                self.begin_filling(slot, len, asker);
                 return Room::Slot(self.pool.writer(slot, len));
             }
             if !self.may_begin_demotion() {
@@ -253,24 +264,30 @@ impl State {
         }
     }
 
+    /// A slot is being filled from now on.
+    fn begin_filling(&mut self, slot: SlotIx, len: u32, asker: &Asker) {
+        let filling = Filling {
+            filler: Filler::Put,
+            passes: false,
+            namespace: asker.namespace.map_or(0, |namespace| namespace.index()),
+            bytes: u64::from(len).next_multiple_of(SLOT_ALIGN),
+        };
+        self.tenants.begin_filling(&filling);
+        self.writers.insert(slot, filling);
+    }
+
     /// Whether one more block may be sent down: one for each that waits for room is enough.
-    const fn may_begin_demotion(&self) -> bool {
+    pub(super) const fn may_begin_demotion(&self) -> bool {
         self.demoting <= self.room_waiters
     }
 
     /// The policy's next victim that is not pinned; with `class`, among its slots only.
     pub(super) fn victim_of(&mut self, class: Option<ClassIx>, asker: &Asker) -> Option<BlockIx> {
+        if self.tenants.is_active() {
+            return self.victim_by_rules(class, asker);
+        }
         let (index, pool) = (&self.index, &self.pool);
-        let mut evictable = |block: BlockIx| {
-            let record = index.record(block);
-            record.pins == 0
-                && !asker.spares(record)
-                && class.is_none_or(|class| {
-                    record
-                        .slot()
-                        .is_some_and(|slot| pool.class_of(slot) == class)
-                })
-        };
+        let mut evictable = |block: BlockIx| asker.lets_go(index.record(block), class, pool);
         self.policy.victim(&mut evictable)
     }
 
@@ -282,7 +299,7 @@ impl State {
             self.drop_slot(block);
             return;
         }
-        self.counters.evictions += 1;
+        self.count_eviction(block);
         self.emit(shard, EventKind::Evicted, block);
         self.erase(block, tier);
     }
@@ -296,6 +313,9 @@ impl State {
             .pool
             .plan_move(class, &mut |block| worth(index.record(block), heat));
         let Some(blocks) = plan else { return false };
+        if self.tenants.is_active() && self.hits_a_floor(&blocks) {
+            return false;
+        }
         self.pool.count_move();
         self.clear_out(&blocks, shard, tier)
     }
@@ -306,6 +326,9 @@ impl State {
             .pool
             .plan_retire(class, &mut |block| worth(index.record(block), 0));
         let Some(blocks) = plan else { return false };
+        if self.tenants.is_active() && self.hits_a_floor(&blocks) {
+            return false;
+        }
         self.pool.count_move();
         self.clear_out(&blocks, shard, tier)
     }

@@ -20,7 +20,7 @@ use terrace_slab::{Arena, ArenaConfig, HugepageMode};
 use terrace_types::{Access, BlockKey, Clock, KeyHash, Tasks};
 
 use super::*;
-use crate::config::NvmeConfig;
+use crate::config::{NamespaceOptions, NvmeConfig};
 use crate::events::{EventStream, subscription};
 use crate::policy::{Admission, PolicyBytes};
 
@@ -138,6 +138,9 @@ pub(super) struct Spec {
     pub(super) dram_bytes: u64,
     pub(super) keep_all: bool,
     pub(super) choices: Arc<Choices>,
+    pub(super) prefetch_ratio_max: f64,
+    pub(super) fill_ratio_high: f64,
+    pub(super) namespaces: Vec<(String, NamespaceOptions)>,
     pub(super) write_mode: crate::config::WriteMode,
     pub(super) io_deadline: Duration,
     /// The set lists devices that are not there.
@@ -159,6 +162,9 @@ impl Default for Spec {
             dram_bytes: 32 << 20,
             keep_all: false,
             choices: Arc::default(),
+            prefetch_ratio_max: 0.5,
+            fill_ratio_high: 0.98,
+            namespaces: Vec::new(),
             write_mode: crate::config::WriteMode::Back,
             io_deadline: Duration::from_millis(500),
             absent: false,
@@ -187,6 +193,9 @@ impl Spec {
             dram_blocks: Some(self.dram_blocks),
             policy: self.policy.to_owned(),
             busy_wait: Duration::from_millis(20),
+            prefetch_ratio_max: self.prefetch_ratio_max,
+            fill_ratio_high: self.fill_ratio_high,
+            namespaces: self.namespaces.clone(),
             nvme: NvmeConfig {
                 write_mode: self.write_mode,
                 io_deadline: self.io_deadline,
@@ -404,6 +413,7 @@ impl World {
             Some((Rc::clone(&tier), io)),
         );
         let shard = shard.unwrap();
+        shard.set_configured_namespaces().unwrap();
         let (sink, events) = subscription(1 << 16);
         shard.subscribe(sink);
         runtime.spawn(Box::pin(take_returns(Rc::downgrade(&shard), nudge)));
