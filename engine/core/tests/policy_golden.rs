@@ -1,13 +1,13 @@
 //! Hit counts of every policy over public traces, against those of independent simulators.
 //!
-//! Method: a plain simulation in which every access is a read, every miss inserts, all blocks
-//! count one and nothing is pinned. The hits must equal `golden.json` as integers: one block
-//! evicted out of order shows. Traces of requests have a second count: of a request's hits only
-//! those count whose earlier blocks all hit, too, because a block is worth nothing without those
-//! before it. Names of the prefix-aware policies, which these runs do not give what they need,
-//! are passed over; any other name must be known here. The traces lie outside this repository, in the folder that
-//! `TERRACE_TRACES` names or in `shared/traces` beside a folder above this crate; without them
-//! the tests say so and pass.
+//! Method: a plain simulation in which every access is a read, every miss inserts unless the
+//! policy declines or has no victim, all blocks count one and nothing is pinned. Requests are
+//! announced as chains, under the clock of their trace. The hits must equal `golden.json` as
+//! integers: one block evicted out of order shows. Traces of requests have a second count: of a
+//! request's hits only those count whose earlier blocks all hit, too, because a block is worth
+//! nothing without those before it. Every name there must be known here. The traces lie outside
+//! this repository, in the folder that `TERRACE_TRACES` names or in `shared/traces` beside a
+//! folder above this crate; without them the tests say so and pass.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by its panic")]
 
@@ -16,8 +16,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use terrace_engine::policy::{self, Admission, OptBound, Policy, PolicyConfig, opt_hits};
-use terrace_types::{Access, BlockIx, KeyHash};
+use terrace_engine::policy::{
+    self, Admission, OptBound, Policy, PolicyConfig, opt_hits, opt_hits_of_requests,
+};
+use terrace_types::{Access, BlockIx, Hint, KeyHash, RequestContext};
 
 /// Ends the names of counts of hits whose earlier blocks all hit.
 const PREFIX_VALID: &str = ":prefix_valid";
@@ -73,24 +75,45 @@ fn lines(bytes: &[u8]) -> impl Iterator<Item = &str> {
         .filter(|line| !line.is_empty())
 }
 
-/// A request of each line: `hash_ids` of one JSON object.
-fn mooncake(bytes: &[u8]) -> Vec<Vec<u64>> {
-    let ids = |line| {
+/// One request of a trace.
+struct Request {
+    clock_ms: u64,
+    ids: Vec<u64>,
+    /// Whether each block comes after the one before it in a chain.
+    is_chain: bool,
+}
+
+/// A request of each line: `timestamp` and `hash_ids` of one JSON object.
+fn mooncake(bytes: &[u8]) -> Vec<Request> {
+    let request = |line| {
         let request: Value = serde_json::from_str(line).unwrap();
         let ids = request["hash_ids"].as_array().unwrap().iter();
-        ids.map(|id| id.as_u64().unwrap()).collect::<Vec<_>>()
+        Request {
+            clock_ms: request["timestamp"].as_u64().unwrap(),
+            ids: ids.map(|id| id.as_u64().unwrap()).collect(),
+            is_chain: true,
+        }
     };
-    lines(bytes).map(ids).collect()
+    lines(bytes).map(request).collect()
+}
+
+/// A trace that tells of blocks only.
+fn blocks(ids: impl Iterator<Item = u64>) -> Vec<Request> {
+    vec![Request {
+        clock_ms: 0,
+        ids: ids.collect(),
+        is_chain: false,
+    }]
 }
 
 /// One number a line; lines with `*` carry none.
-fn lirs(bytes: &[u8]) -> Vec<Vec<u64>> {
+fn lirs(bytes: &[u8]) -> Vec<Request> {
     let numbers = lines(bytes).filter(|line| !line.starts_with('*'));
-    vec![numbers.map(|line| line.parse().unwrap()).collect()]
+    blocks(numbers.map(|line| line.parse().unwrap()))
 }
 
 /// `start count ignore sequence` a line.
-fn arc(bytes: &[u8]) -> Vec<Vec<u64>> {
+fn arc(bytes: &[u8]) -> Vec<Request> {
     let range = |line: &str| {
         let mut words = line
             .split_ascii_whitespace()
@@ -98,17 +121,17 @@ fn arc(bytes: &[u8]) -> Vec<Vec<u64>> {
         let (start, count) = (words.next().unwrap(), words.next().unwrap());
         start..start + count
     };
-    vec![lines(bytes).flat_map(range).collect()]
+    blocks(lines(bytes).flat_map(range))
 }
 
 /// Big-endian keys of four bytes.
-fn cache2k(bytes: &[u8]) -> Vec<Vec<u64>> {
+fn cache2k(bytes: &[u8]) -> Vec<Request> {
     let key = |bytes: &[u8]| {
         bytes
             .iter()
             .fold(0, |key, &byte| key << 8 | u64::from(byte))
     };
-    vec![bytes.chunks_exact(4).map(key).collect()]
+    blocks(bytes.chunks_exact(4).map(key))
 }
 
 /// Accesses with their ids numbered in order of first use.
@@ -117,15 +140,17 @@ struct Trace {
     unique: usize,
     /// Where each request begins, and the end.
     begins: Vec<usize>,
+    clocks_ms: Vec<u64>,
+    has_chains: bool,
 }
 
 impl Trace {
-    fn of(requests: &[Vec<u64>]) -> Self {
+    fn of(requests: &[Request]) -> Self {
         let mut numbers = HashMap::new();
         let mut begins = vec![0];
         let mut accesses = Vec::new();
         for request in requests {
-            accesses.extend(request.iter().map(|&id| {
+            accesses.extend(request.ids.iter().map(|&id| {
                 let next = u32::try_from(numbers.len()).unwrap();
                 *numbers.entry(id).or_insert(next)
             }));
@@ -135,7 +160,32 @@ impl Trace {
             accesses,
             unique: numbers.len(),
             begins,
+            clocks_ms: requests.iter().map(|request| request.clock_ms).collect(),
+            has_chains: requests.iter().all(|request| request.is_chain),
         }
+    }
+
+    /// Fills `accesses` with those of a request, and says where they begin in the trace.
+    fn request(&self, number: usize, accesses: &mut Vec<Access>) -> usize {
+        let (begin, end) = (self.begins[number], self.begins[number + 1]);
+        let ids = self.accesses[begin..end].iter();
+        let mut parent = None;
+        let in_chain = |(id, depth)| Access {
+            hint: Hint {
+                parent: parent.replace(id).filter(|_| self.has_chains),
+                depth: if self.has_chains { depth } else { 0 },
+                ..Hint::default()
+            },
+            context: RequestContext {
+                clock_ms: self.clocks_ms[number],
+                ..RequestContext::default()
+            },
+            ..Access::plain(id)
+        };
+        accesses.clear();
+        let ids = ids.map(|&id| KeyHash(id.into()));
+        accesses.extend(ids.zip(0..).map(in_chain));
+        begin
     }
 
     /// Counts hits, and of them those that come in a request before its first miss.
@@ -156,39 +206,67 @@ struct Hits {
     prefix_valid: u64,
 }
 
-/// Which accesses hit under `policy` with room for `capacity` blocks.
-fn replay(policy: &mut dyn Policy, trace: &Trace, capacity: usize) -> Vec<bool> {
-    let mut resident: Vec<Option<BlockIx>> = vec![None; trace.unique];
-    let mut id_of = vec![0_u32; capacity];
-    let mut free: Vec<BlockIx> = (0..u32::try_from(capacity).unwrap()).map(BlockIx).collect();
-    let mut hits = vec![false; trace.accesses.len()];
-    for (&id, hit) in trace.accesses.iter().zip(&mut hits) {
-        let access = Access::plain(KeyHash(id.into()));
-        if let Some(block) = resident[id as usize] {
-            policy.on_hit(block, &access);
-            *hit = true;
-            continue;
+/// A shard of blocks that all count one, with a policy.
+struct Shard<'a> {
+    policy: &'a mut dyn Policy,
+    /// By id.
+    resident: Vec<Option<BlockIx>>,
+    /// By block.
+    id_of: Vec<u32>,
+    free: Vec<BlockIx>,
+}
+
+impl Shard<'_> {
+    /// Whether the access hits; the block comes in when it does not, if the policy agrees.
+    fn get(&mut self, id: u32, access: &Access) -> bool {
+        if let Some(block) = self.resident[id as usize] {
+            self.policy.on_hit(block, access);
+            return true;
         }
-        if policy.admit(&access) == Admission::Decline {
-            continue;
+        if self.policy.admit(access) == Admission::Decline {
+            return false;
         }
-        while free.is_empty() {
-            let victim = policy
-                .victim(&mut |_| true)
-                .expect("a full policy has a victim");
-            for gone in std::iter::once(victim).chain(std::iter::from_fn(|| policy.take_pending()))
-            {
-                resident[id_of[gone.0 as usize] as usize] = None;
-                free.push(gone);
+        while self.free.is_empty() {
+            let Some(victim) = self.policy.victim(&mut |_| true) else {
+                return false;
+            };
+            let policy = &mut self.policy;
+            let pending = std::iter::from_fn(|| policy.take_pending());
+            for gone in std::iter::once(victim).chain(pending) {
+                self.resident[self.id_of[gone.0 as usize] as usize] = None;
+                self.free.push(gone);
             }
         }
-        let block = free.pop().unwrap();
-        policy.on_insert(block, &access);
-        resident[id as usize] = Some(block);
-        id_of[block.0 as usize] = id;
+        let block = self.free.pop().unwrap();
+        self.policy.on_insert(block, access);
+        self.resident[id as usize] = Some(block);
+        self.id_of[block.0 as usize] = id;
+        false
     }
-    policy.check();
-    assert_eq!(policy.len(), capacity - free.len());
+}
+
+/// Which accesses hit under `policy` with room for `capacity` blocks.
+fn replay(policy: &mut dyn Policy, trace: &Trace, capacity: usize) -> Vec<bool> {
+    let mut shard = Shard {
+        policy,
+        resident: vec![None; trace.unique],
+        id_of: vec![0; capacity],
+        free: (0..u32::try_from(capacity).unwrap()).map(BlockIx).collect(),
+    };
+    let mut hits = Vec::with_capacity(trace.accesses.len());
+    let mut accesses = Vec::new();
+    for request in 0..trace.clocks_ms.len() {
+        let begin = trace.request(request, &mut accesses);
+        if trace.has_chains {
+            shard.policy.on_request(&accesses);
+        }
+        let ids = trace.accesses[begin..].iter();
+        hits.extend(
+            ids.zip(&accesses)
+                .map(|(&id, access)| shard.get(id, access)),
+        );
+    }
+    assert_eq!(shard.policy.len(), capacity - shard.free.len());
     hits
 }
 
@@ -205,6 +283,9 @@ fn integers(value: &Value) -> Vec<u64> {
 fn run(name: &str, trace: &Trace, capacity: u64) -> Vec<bool> {
     let blocks_max = u32::try_from(capacity).unwrap();
     let capacity_blocks = blocks_max as usize;
+    if name == "P-OPT" {
+        return opt_hits_of_requests(&trace.accesses, &trace.begins, capacity_blocks);
+    }
     if let Some(bound) = OptBound::by_name(name) {
         return opt_hits(&trace.accesses, capacity_blocks, bound);
     }
@@ -217,20 +298,32 @@ fn run(name: &str, trace: &Trace, capacity: u64) -> Vec<bool> {
     replay(&mut *policy, trace, capacity_blocks)
 }
 
-/// Whether a name in `golden.json` is that of a number these runs do not give.
-fn is_passed_over(name: &str) -> bool {
-    let prefix_aware = name.starts_with("P-") || name == "LengthAware";
-    prefix_aware || ["N", "U", "caps"].contains(&name)
+/// Which of the policies that `golden.json` has numbers for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Flat,
+    PrefixAware,
 }
 
-/// Runs every policy that `golden.json` has numbers for; there must be `policies` of them.
-fn compare(name: &str, file: &str, parse: fn(&[u8]) -> Vec<Vec<u64>>, policies: usize) {
-    let Some(folder) = traces_folder() else {
-        return;
-    };
-    let golden: Value =
+impl Which {
+    /// Of a name there; none when it is not one of a policy.
+    fn of(name: &str) -> Option<Self> {
+        if ["N", "U", "caps"].contains(&name) || name.ends_with(PREFIX_VALID) {
+            None
+        } else if name.starts_with("P-") || name == "LengthAware" {
+            Some(Self::PrefixAware)
+        } else {
+            Some(Self::Flat)
+        }
+    }
+}
+
+/// The trace of this name and what is expected over it; none where there are no traces.
+fn expected(name: &str, file: &str, parse: fn(&[u8]) -> Vec<Request>) -> Option<(Trace, Value)> {
+    let folder = traces_folder()?;
+    let mut golden: Value =
         serde_json::from_slice(&std::fs::read(folder.join("golden.json")).unwrap()).unwrap();
-    let golden = &golden[name];
+    let golden = golden[name].take();
     let trace = Trace::of(&parse(&unpacked(&folder.join(file))));
     assert_eq!(
         golden["N"].as_u64(),
@@ -242,12 +335,26 @@ fn compare(name: &str, file: &str, parse: fn(&[u8]) -> Vec<Vec<u64>>, policies: 
         Some(trace.unique as u64),
         "ids of {name}"
     );
+    Some((trace, golden))
+}
+
+/// Runs the policies over a trace that `golden.json` has numbers for; there must be `policies`.
+fn compare(
+    name: &str,
+    file: &str,
+    parse: fn(&[u8]) -> Vec<Request>,
+    which: Which,
+    policies: usize,
+) {
+    let Some((trace, golden)) = expected(name, file, parse) else {
+        return;
+    };
     let capacities = integers(&golden["caps"]);
     assert_eq!(capacities.len(), 6);
 
     let mut compared = 0;
     for (key, expected) in golden.as_object().unwrap() {
-        if is_passed_over(key) || key.ends_with(PREFIX_VALID) {
+        if Which::of(key) != Some(which) {
             continue;
         }
         let hits: Vec<_> = capacities
@@ -256,9 +363,11 @@ fn compare(name: &str, file: &str, parse: fn(&[u8]) -> Vec<Vec<u64>>, policies: 
             .collect();
         let flat: Vec<_> = hits.iter().map(|hits| hits.flat).collect();
         assert_eq!(flat, integers(expected), "{key} over {name}");
+        let valid: Vec<_> = hits.iter().map(|hits| hits.prefix_valid).collect();
         if let Some(expected) = golden.get(format!("{key}{PREFIX_VALID}")) {
-            let valid: Vec<_> = hits.iter().map(|hits| hits.prefix_valid).collect();
             assert_eq!(valid, integers(expected), "prefix-valid, {key} over {name}");
+        } else if which == Which::PrefixAware {
+            assert_eq!(valid, flat, "a hit of {key} behind a miss");
         }
         eprintln!("{name} {key}: {flat:?} as expected");
         compared += 1;
@@ -266,40 +375,70 @@ fn compare(name: &str, file: &str, parse: fn(&[u8]) -> Vec<Vec<u64>>, policies: 
     assert_eq!(compared, policies, "{name} has numbers for");
 }
 
+fn conversation(which: Which, policies: usize) {
+    let file = "conversation_trace.jsonl.zst";
+    compare("conversation", file, mooncake, which, policies);
+}
+
+fn arxiv1000(which: Which, policies: usize) {
+    let file = "mooncake_trace_1000.jsonl.zst";
+    compare("arxiv1000", file, mooncake, which, policies);
+}
+
+fn weka120(which: Which, policies: usize) {
+    let file = "weka_agentic_512.jsonl.zst";
+    compare("weka120", file, mooncake, which, policies);
+}
+
 #[test]
 fn hits_over_conversation_equal_golden() {
-    compare("conversation", "conversation_trace.jsonl.zst", mooncake, 19);
+    conversation(Which::Flat, 19);
+}
+
+#[test]
+fn hits_of_prefix_aware_policies_over_conversation_equal_golden() {
+    conversation(Which::PrefixAware, 14);
 }
 
 #[test]
 fn hits_over_arxiv1000_equal_golden() {
-    compare("arxiv1000", "mooncake_trace_1000.jsonl.zst", mooncake, 19);
+    arxiv1000(Which::Flat, 19);
+}
+
+#[test]
+fn hits_of_prefix_aware_policies_over_arxiv1000_equal_golden() {
+    arxiv1000(Which::PrefixAware, 14);
 }
 
 /// No numbers for the others.
 #[test]
 fn hits_over_weka120_equal_golden() {
-    compare("weka120", "weka_agentic_512.jsonl.zst", mooncake, 11);
+    weka120(Which::Flat, 11);
+}
+
+#[test]
+fn hits_of_prefix_aware_policies_over_weka120_equal_golden() {
+    weka120(Which::PrefixAware, 14);
 }
 
 #[test]
 fn hits_over_oltp_equal_golden() {
-    compare("OLTP", "OLTP.lis.zst", arc, 18);
+    compare("OLTP", "OLTP.lis.zst", arc, Which::Flat, 18);
 }
 
 #[test]
 fn hits_over_lirs_loop_equal_golden() {
-    compare("lirs_loop", "lirs_loop.trace.gz", lirs, 19);
+    compare("lirs_loop", "lirs_loop.trace.gz", lirs, Which::Flat, 19);
 }
 
 #[test]
 fn hits_over_lirs_gli_equal_golden() {
-    compare("lirs_gli", "lirs_gli.trace.gz", lirs, 19);
+    compare("lirs_gli", "lirs_gli.trace.gz", lirs, Which::Flat, 19);
 }
 
 #[test]
 fn hits_over_web12_equal_golden() {
-    compare("web12", "cache2k_web12.trace.xz", cache2k, 19);
+    compare("web12", "cache2k_web12.trace.xz", cache2k, Which::Flat, 19);
 }
 
 /// There are no numbers of others for these: what the bounded forms lose against the exact ones,

@@ -201,6 +201,12 @@ impl Ghosts {
         (id.wrapping_mul(GOLDEN) >> 32) as usize & (self.chain_first.len() - 1)
     }
 
+    /// The numbers of all remembered ghosts; for tests.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = usize> {
+        let ghosts = self.links.oldest_first(&self.remembered);
+        ghosts.map(|ghost| ghost.0 as usize)
+    }
+
     /// Bytes in use: 20 a ghost, and 4 to 8 more for its chain.
     pub(super) fn bytes(&self) -> u64 {
         self.ids.bytes() + self.chain_next.bytes() + self.chain_first.bytes() + self.links.bytes()

@@ -20,7 +20,8 @@ const TAG_TWO: u8 = 128;
 const USES_SAVED_MAX: u8 = 64;
 
 /// The tag of a block with `uses` uses, where one with two has `tag_two`, each more adds one, and
-/// one with fewer has none. No other policy built in gives tags from 128 on.
+/// one with fewer has none. Among the policies built in only those that count uses give tags from
+/// 128 on.
 pub(super) fn tag_of_uses(tag_two: u8, uses: u64) -> u8 {
     let uses = uses.min(USES_SAVED_MAX.into()) as u8;
     uses.checked_sub(2).map_or(0, |more| tag_two + more)

@@ -278,7 +278,9 @@ impl Links {
 /// A search for a victim: the caller's filter, and how many refusals it may still make.
 pub(super) struct Search<'a> {
     evictable: &'a mut dyn FnMut(BlockIx) -> bool,
-    refusals_left: usize,
+    /// The blocks refused, the first `refusals` of these.
+    refused: [BlockIx; VICTIM_SCAN_MAX],
+    refusals: usize,
 }
 
 impl<'a> Search<'a> {
@@ -286,13 +288,19 @@ impl<'a> Search<'a> {
     pub(super) fn new(evictable: &'a mut dyn FnMut(BlockIx) -> bool) -> Self {
         Self {
             evictable,
-            refusals_left: VICTIM_SCAN_MAX,
+            refused: [BlockIx(0); VICTIM_SCAN_MAX],
+            refusals: 0,
         }
     }
 
     /// Whether the filter has refused as many blocks as it may.
     pub(super) const fn is_over(&self) -> bool {
-        self.refusals_left == 0
+        self.refusals == VICTIM_SCAN_MAX
+    }
+
+    /// The blocks refused so far, in order; one that was asked about twice is there twice.
+    pub(super) fn refused(&self) -> &[BlockIx] {
+        &self.refused[..self.refusals]
     }
 
     /// Asks the filter; never again once the search is over.
@@ -302,9 +310,15 @@ impl<'a> Search<'a> {
         }
         let accepted = (self.evictable)(block);
         if !accepted {
-            self.refusals_left -= 1;
+            self.refused[self.refusals] = block;
+            self.refusals += 1;
         }
         accepted
+    }
+
+    /// Asks the filter about a block that it has not refused yet.
+    pub(super) fn accepts_unless_refused(&mut self, block: BlockIx) -> bool {
+        !self.refused().contains(&block) && self.accepts(block)
     }
 }
 

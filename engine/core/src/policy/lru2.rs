@@ -24,8 +24,9 @@ use super::heap::Heap;
 use super::list::Search;
 use super::{Policy, PolicyBytes, PolicyConfig, PolicyError};
 
-/// Tag of a block that was used twice or more; others have 0. No other policy built in gives it.
-const TAG_TWICE: u8 = 72;
+/// Tag of a block that was used twice or more; others have 0. Among the policies built in
+/// only those with LRU-2 in their names give it.
+pub(super) const TAG_TWICE: u8 = 72;
 
 /// What LRU-2 keeps of the blocks that are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

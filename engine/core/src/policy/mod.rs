@@ -7,7 +7,8 @@
 //! - A block is known from `on_insert` until `victim` or `take_pending` returns it or
 //!   `on_remove` names it.
 //! - `victim` returns a known block that the filter accepts, and forgets it; a block that the
-//!   filter refuses stays where it is, as if it had not been looked at.
+//!   filter refuses stays where it is, as if it had not been looked at. A policy that follows
+//!   chains may spare the block before the one it was asked to admit, and have none.
 //! - `on_hit` of a known block allocates nothing.
 //! - A fresh policy of the same capacity that `restore` gives what `save` told goes on as the
 //!   first would have, but for what its file says is lost. Without some of the blocks it goes on
@@ -17,18 +18,24 @@
 //! Exact algorithms and the papers they come from are named in each file.
 
 mod arc;
+mod chain;
 mod clock;
 mod fifo;
 mod frequency;
 mod gdsf;
 mod ghost;
+mod gittins;
+mod hazard;
 mod heap;
+mod leaves;
 mod lfu;
 mod lirs;
 mod list;
 mod lru;
 mod lru2;
 mod opt;
+mod prefix;
+mod request;
 mod s3fifo;
 mod sieve;
 mod twoq;
@@ -43,11 +50,13 @@ pub use arc::AdaptiveReplacement;
 pub use clock::Clock;
 pub use fifo::Fifo;
 pub use gdsf::Gdsf;
+pub use gittins::Gittins;
 pub use lfu::Lfu;
 pub use lirs::{Lirs, LirsHistory};
 pub use lru::Lru;
 pub use lru2::{Lru2, Lru2History};
-pub use opt::{OptBound, opt_hits};
+pub use opt::{OptBound, opt_hits, opt_hits_of_requests};
+pub use prefix::{Prefix, PrefixOrder};
 pub use s3fifo::{S3Fifo, S3FifoVariant};
 pub use sieve::Sieve;
 pub use twoq::TwoQ;
@@ -102,8 +111,22 @@ pub trait Policy {
     /// The number of blocks the shard is expected to hold changed.
     fn set_capacity(&mut self, blocks: usize);
 
-    /// A request arrived; its accesses follow one by one as hits or inserts. The whole chain
-    /// is known here, before the first of its blocks is looked up.
+    /// A request arrived; its accesses follow one by one. The whole chain is known here, before
+    /// the first of its blocks is looked up. Without accesses: no request is under way any more.
+    ///
+    /// The accesses are in the order of their chain. A shard is told of its own only, so one may
+    /// not be the parent of the next: the hint tells parent and depth, and in the policy's order
+    /// the parent is the nearest access before that is resident. Then, for each access in order:
+    /// - one that is resident is told by [`Policy::on_hit`];
+    /// - for any other [`Policy::admit`] is asked. The block stays out if it is declined; else
+    ///   [`Policy::victim`] is asked until there is room, and the block stays out when there is
+    ///   no victim; else it is told by [`Policy::on_insert`].
+    ///
+    /// What a request changes as a whole, a policy may settle when the first block is asked about
+    /// or inserted, a victim is wanted, or the next request begins. The block before the one that
+    /// was admitted is not given up for it. Accesses that nobody announced make a request, too:
+    /// one of the same clock and tenant whose parent is the access before goes on with it, any
+    /// other begins the next. All of this is what helps; any other order of calls is allowed.
     fn on_request(&mut self, accesses: &[Access]) {
         let _ = accesses;
     }
@@ -225,7 +248,7 @@ impl From<HugeVecError> for PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 21] = [
+const BUILT_IN: [(&str, Make); 34] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
@@ -257,6 +280,39 @@ const BUILT_IN: [(&str, Make); 21] = [
     ("S3FIFO-lcs24", |config| {
         s3fifo(S3FifoVariant::LIBRARY_2024, config)
     }),
+    ("P-LRU", |config| {
+        prefix(PrefixOrder::Recency, false, config)
+    }),
+    ("P-FIFO", |config| {
+        prefix(PrefixOrder::Arrival, false, config)
+    }),
+    ("P-LFU", |config| prefix(PrefixOrder::Uses, false, config)),
+    ("P-LFUhist", |config| {
+        prefix(PrefixOrder::Uses, true, config)
+    }),
+    ("LengthAware", |config| {
+        prefix(PrefixOrder::UsesAndDepth, false, config)
+    }),
+    ("P-LFUDA", |config| {
+        prefix(PrefixOrder::AgedUses, false, config)
+    }),
+    ("P-LFUDAhist", |config| {
+        prefix(PrefixOrder::AgedUses, true, config)
+    }),
+    ("P-LRU2hist", |config| {
+        prefix(PrefixOrder::LastUseButOne, true, config)
+    }),
+    ("P-HAZ", |config| prefix(PrefixOrder::Hazard, false, config)),
+    ("P-HAZ-depth", |config| {
+        prefix(PrefixOrder::HazardByDepth, false, config)
+    }),
+    ("P-HAZ-hist", |config| {
+        prefix(PrefixOrder::Hazard, true, config)
+    }),
+    ("P-HAZ-depth-hist", |config| {
+        prefix(PrefixOrder::HazardByDepth, true, config)
+    }),
+    ("P-GIT", |config| Ok(Box::new(Gittins::new(config)?))),
 ];
 
 fn s3fifo(variant: S3FifoVariant, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
@@ -265,6 +321,14 @@ fn s3fifo(variant: S3FifoVariant, config: PolicyConfig) -> Result<Box<dyn Policy
 
 fn lru2(history: Lru2History, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {
     Ok(Box::new(Lru2::new(history, config)?))
+}
+
+fn prefix(
+    order: PrefixOrder,
+    with_history: bool,
+    config: PolicyConfig,
+) -> Result<Box<dyn Policy>, PolicyError> {
+    Ok(Box::new(Prefix::new(order, with_history, config)?))
 }
 
 fn lirs(history: LirsHistory, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {

@@ -1,4 +1,4 @@
-//! The optimum: what a policy that knows the future would hit. For simulation only, as a bound
+//! The optima: what a policy that knows the future would hit. For simulation only, as a bound
 //! beside the policies; it is no [`super::Policy`].
 //!
 //! After Belady, "A Study of Replacement Algorithms for a Virtual-Storage Computer" (1966), and
@@ -6,7 +6,7 @@
 //! the block whose next use is farthest away goes. Blocks that are never used again are all
 //! equally far; which of them goes changes no count of hits.
 
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 
 /// The use after the last one.
 const NEVER: usize = usize::MAX;
@@ -64,6 +64,43 @@ pub fn opt_hits(accesses: &[u32], capacity: usize, bound: OptBound) -> Vec<bool>
             count += 1;
         }
         farthest.push((next, accesses[at]));
+    }
+    hits
+}
+
+/// Which of `accesses` hit with room for `capacity` blocks when whole requests are looked at:
+/// after each, the blocks used by the nearest request are kept, of one request the shallowest,
+/// and such as are never used again are not. Request `n` goes from `begins[n]` to `begins[n + 1]`.
+///
+/// This bounds the policies that may leave blocks out. The block before another in its chain is
+/// used whenever that is, so what is kept of a chain is whole from its first block on.
+#[must_use]
+pub fn opt_hits_of_requests(accesses: &[u32], begins: &[usize], capacity: usize) -> Vec<bool> {
+    let ids = accesses.iter().max().map_or(0, |&id| id as usize + 1);
+    let nexts = next_uses(accesses, ids);
+    // The request of the next use and the depth there, of each resident block.
+    let mut kept_as: Vec<Option<(usize, usize)>> = vec![None; ids];
+    let mut kept = BTreeSet::new();
+    let mut hits = vec![false; accesses.len()];
+    for bounds in begins.windows(2) {
+        for at in bounds[0]..bounds[1] {
+            let id = accesses[at];
+            let now = kept_as[id as usize].take();
+            hits[at] = now.is_some_and(|(next, depth)| kept.remove(&(next, depth, id)));
+            if nexts[at] == NEVER {
+                continue;
+            }
+            let request = begins.partition_point(|&begin| begin <= nexts[at]);
+            let next = (request, at - bounds[0]);
+            kept_as[id as usize] = Some(next);
+            kept.insert((next.0, next.1, id));
+        }
+        while kept.len() > capacity {
+            let farthest = kept.pop_last();
+            farthest
+                .into_iter()
+                .for_each(|(.., id)| kept_as[id as usize] = None);
+        }
     }
     hits
 }
@@ -128,6 +165,21 @@ mod tests {
                 assert_eq!(may, best(&accesses, &[], capacity, true), "{accesses:?}");
             }
         }
+    }
+
+    #[test]
+    fn opt_of_requests_keeps_what_the_nearest_request_uses_from_its_first_block_on() {
+        let requests: [&[u32]; 5] = [&[0, 1, 2], &[3, 4, 5], &[0, 1, 6], &[3, 4, 5], &[0, 1, 2]];
+        let accesses = requests.concat();
+        let begins = [0, 3, 6, 9, 12, 15];
+        let hits = |capacity| {
+            let hits = opt_hits_of_requests(&accesses, &begins, capacity);
+            Vec::from_iter((0..hits.len()).filter(|&at| hits[at]))
+        };
+        assert_eq!(hits(0), []);
+        assert_eq!(hits(1), [6, 12]);
+        assert_eq!(hits(3), [6, 7, 9, 12, 13]);
+        assert_eq!(hits(100), [6, 7, 9, 10, 11, 12, 13, 14]);
     }
 
     #[test]

@@ -1,0 +1,471 @@
+//! Groups of blocks that one request used last and that are of one category, and the leaves of
+//! each; 48 bytes a group, and a few KiB.
+//!
+//! A group grows older from bin to bin of age. The groups of one category and bin are a cell; it
+//! holds those that have leaves in a pairing heap by number (Fredman, Sedgewick, Sleator and
+//! Tarjan 1986), and a tournament over the cells knows the one of least worth.
+//!
+//! **Invariants**
+//! - A group is there as long as a known block names it: `alive` counts these.
+//! - Numbers, and the times of groups, never fall; each bin lists its groups by number.
+//! - A group is in the heap of its cell exactly when it has leaves. They are a list, whose links
+//!   are the leaves' marks: next leaf plus one.
+
+use bytemuck::Zeroable;
+use terrace_slab::{HugeVec, HugeVecError};
+use terrace_types::BlockIx;
+
+use super::super::chain::Chain;
+use super::index::{BINS, CATEGORIES, EDGES_MS, Index};
+
+/// Count of cells.
+const CELLS: usize = CATEGORIES * BINS;
+/// Places of the tournament: cells in order, and some that stay empty.
+const PLACES: usize = CELLS.next_power_of_two();
+
+/// A group: its place in the array plus one. Zero is none.
+pub(super) type GroupIx = u32;
+
+#[derive(Clone, Copy, Zeroable)]
+#[repr(C)]
+struct Group {
+    number: u64,
+    time_ms: u64,
+    alive: u32,
+    /// Neighbours in the list of its bin; `newer` links unused groups, too.
+    older: GroupIx,
+    newer: GroupIx,
+    /// The first leaf plus one.
+    leaf: u32,
+    /// In the heap: its first child, its next sibling, and its parent or sibling before.
+    child: GroupIx,
+    next: GroupIx,
+    before: GroupIx,
+    category: u8,
+    bin: u8,
+}
+
+/// See the module's text.
+pub(super) struct Groups {
+    groups: HugeVec<Group>,
+    unused: GroupIx,
+    /// The number of the next group.
+    number: u64,
+    /// The oldest and the newest group of each bin.
+    bins: [[GroupIx; 2]; BINS],
+    /// The first group of each cell's heap.
+    roots: Box<[GroupIx; CELLS]>,
+    /// The worth of each cell that is not empty, infinity for others.
+    worths: Box<[f64; PLACES]>,
+    /// The cell of least worth below each inner place of the tournament; from 1 on.
+    winners: Box<[u16; PLACES]>,
+}
+
+/// A leaf and where it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Least {
+    pub(super) worth: f64,
+    pub(super) leaf: BlockIx,
+}
+
+impl Groups {
+    /// No groups, of at most `groups_max` at a time. Takes address space, not memory.
+    pub(super) fn new(groups_max: usize) -> Result<Self, HugeVecError> {
+        Ok(Self {
+            groups: HugeVec::with_capacity(groups_max)?,
+            unused: 0,
+            number: 0,
+            bins: [[0; 2]; BINS],
+            roots: Box::new([0; CELLS]),
+            worths: Box::new([f64::INFINITY; PLACES]),
+            winners: Box::new([0; PLACES]),
+        })
+    }
+
+    fn at(&self, group: GroupIx) -> &Group {
+        &self.groups[group as usize - 1]
+    }
+
+    fn at_mut(&mut self, group: GroupIx) -> &mut Group {
+        &mut self.groups[group as usize - 1]
+    }
+
+    /// The number that the next group will have.
+    pub(super) const fn next_number(&self) -> u64 {
+        self.number
+    }
+
+    /// A group's number.
+    pub(super) fn number(&self, group: GroupIx) -> u64 {
+        self.at(group).number
+    }
+
+    /// A group's category.
+    pub(super) fn category(&self, group: GroupIx) -> usize {
+        self.at(group).category.into()
+    }
+
+    /// The bin of age that a group has come to.
+    pub(super) fn bin(&self, group: GroupIx) -> usize {
+        self.at(group).bin.into()
+    }
+
+    /// A new group without blocks. `time_ms` is not less than that of the one before.
+    pub(super) fn create(&mut self, time_ms: u64, category: usize) -> GroupIx {
+        let group = if self.unused == 0 {
+            let count = self.groups.len();
+            self.groups.grow_to(count + 1);
+            count as GroupIx + 1
+        } else {
+            let next = self.at(self.unused).newer;
+            std::mem::replace(&mut self.unused, next)
+        };
+        *self.at_mut(group) = Group {
+            number: self.number,
+            time_ms,
+            category: category as u8,
+            ..Group::zeroed()
+        };
+        self.number += 1;
+        self.push(0, group);
+        group
+    }
+
+    /// One more block names the group.
+    pub(super) fn join(&mut self, group: GroupIx) {
+        self.at_mut(group).alive += 1;
+    }
+
+    /// One block fewer names the group; true when it is gone with it.
+    pub(super) fn leave(&mut self, group: GroupIx) -> bool {
+        let fields = self.at_mut(group);
+        fields.alive -= 1;
+        if fields.alive > 0 {
+            return false;
+        }
+        assert_eq!(fields.leaf, 0, "a group that nobody names has leaves");
+        self.unlink(group);
+        self.at_mut(group).newer = self.unused;
+        self.unused = group;
+        true
+    }
+
+    /// It is `now_ms`: groups move on to the bins of their ages, and the index learns of it.
+    pub(super) fn age(&mut self, now_ms: u64, index: &mut Index) {
+        for (bin, begin_ms) in EDGES_MS.iter().enumerate().take(BINS).skip(1) {
+            while let Some(oldest) = Some(self.bins[bin - 1][0]).filter(|oldest| *oldest != 0) {
+                let Group {
+                    time_ms,
+                    alive,
+                    category,
+                    leaf,
+                    ..
+                } = *self.at(oldest);
+                if time_ms.saturating_add(*begin_ms) > now_ms {
+                    break;
+                }
+                index.age(category.into(), bin, alive);
+                if leaf != 0 {
+                    self.leave_cell(oldest);
+                }
+                self.unlink(oldest);
+                self.push(bin, oldest);
+                if leaf != 0 {
+                    self.enter_cell(oldest, index);
+                }
+            }
+        }
+    }
+
+    /// Appends a group to the list of a bin.
+    fn push(&mut self, bin: usize, group: GroupIx) {
+        let [oldest, newest] = self.bins[bin];
+        let fields = self.at_mut(group);
+        (fields.bin, fields.older, fields.newer) = (bin as u8, newest, 0);
+        self.bins[bin] = [if oldest == 0 { group } else { oldest }, group];
+        if newest != 0 {
+            self.at_mut(newest).newer = group;
+        }
+    }
+
+    /// Takes a group out of the list of its bin.
+    fn unlink(&mut self, group: GroupIx) {
+        let Group {
+            older, newer, bin, ..
+        } = *self.at(group);
+        match older {
+            0 => self.bins[usize::from(bin)][0] = newer,
+            older => self.at_mut(older).newer = newer,
+        }
+        match newer {
+            0 => self.bins[usize::from(bin)][1] = older,
+            newer => self.at_mut(newer).older = older,
+        }
+    }
+
+    /// A block that names the group is a leaf that may go.
+    pub(super) fn enter_leaf(
+        &mut self,
+        group: GroupIx,
+        leaf: BlockIx,
+        chain: &mut Chain,
+        index: &Index,
+    ) {
+        let first = std::mem::replace(&mut self.at_mut(group).leaf, leaf.0 + 1);
+        chain.set_mark(leaf, first);
+        if first == 0 {
+            self.enter_cell(group, index);
+        }
+    }
+
+    /// The block is no leaf any more, or may not go.
+    ///
+    /// A request leaves one leaf. A group has more of them only when blocks in the middle of its
+    /// chain were removed, so the walk is short.
+    pub(super) fn leave_leaf(&mut self, group: GroupIx, leaf: BlockIx, chain: &mut Chain) {
+        let next = chain.mark(leaf);
+        chain.set_mark(leaf, 0);
+        let first = self.at(group).leaf;
+        if first == leaf.0 + 1 {
+            self.at_mut(group).leaf = next;
+            if next == 0 {
+                self.leave_cell(group);
+            }
+            return;
+        }
+        let mut before = BlockIx(first - 1);
+        while chain.mark(before) != leaf.0 + 1 {
+            before = BlockIx(chain.mark(before) - 1);
+        }
+        chain.set_mark(before, next);
+    }
+
+    /// The leaf of least worth: the first of the oldest group in the cell of least worth.
+    pub(super) fn least(&self) -> Option<Least> {
+        let cell = usize::from(self.winners[1]);
+        let root = self.roots[cell];
+        (root != 0).then(|| Least {
+            worth: self.worths[cell],
+            leaf: BlockIx(self.at(root).leaf - 1),
+        })
+    }
+
+    /// The index was worked out anew.
+    pub(super) fn weigh(&mut self, index: &Index) {
+        for (cell, root) in self.roots.iter().enumerate() {
+            if *root != 0 {
+                self.worths[cell] = index.worth(cell / BINS, cell % BINS);
+            }
+        }
+        (1..PLACES).rev().for_each(|place| self.play(place));
+    }
+
+    /// All leaves that may go. Allocates nothing.
+    pub(super) fn leaves(&self, chain: &Chain) -> impl Iterator<Item = BlockIx> {
+        let groups = self
+            .bins
+            .iter()
+            .flat_map(|[oldest, _]| self.newer_from(*oldest));
+        groups.flat_map(|group| {
+            let first = self.at(group).leaf.checked_sub(1).map(BlockIx);
+            std::iter::successors(first, |leaf| chain.mark(*leaf).checked_sub(1).map(BlockIx))
+        })
+    }
+
+    /// Bytes of the groups in use, without the tables of cells.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.groups.bytes()
+    }
+
+    /// Panics unless each group is named as often as it says; for tests.
+    pub(super) fn check_alive(&self, named: impl Iterator<Item = GroupIx>) {
+        let mut counts = std::collections::HashMap::new();
+        named.for_each(|group| *counts.entry(group).or_insert(0) += 1);
+        let groups = self
+            .bins
+            .iter()
+            .flat_map(|[oldest, _]| self.newer_from(*oldest));
+        for group in groups {
+            let alive = self.at(group).alive;
+            assert_eq!(counts.remove(&group), Some(alive), "blocks of a group");
+        }
+        assert!(
+            counts.is_empty(),
+            "groups that are named and gone: {counts:?}"
+        );
+    }
+
+    /// Panics when an invariant is broken; for tests.
+    pub(super) fn check(&self, chain: &Chain) {
+        let mut in_cells = 0;
+        for (cell, &root) in self.roots.iter().enumerate() {
+            let mut next = vec![(0, root)];
+            while let Some((before, group)) = next.pop().filter(|(_, group)| *group != 0) {
+                let fields = self.at(group);
+                assert_eq!(self.cell_of(group), cell, "cell of a group");
+                assert_eq!(fields.before, before, "what is before a group in the heap");
+                assert_ne!(fields.leaf, 0, "a group in a heap has leaves");
+                in_cells += 1;
+                for below in [fields.child, fields.next] {
+                    if below != 0 {
+                        next.push((group, below));
+                    }
+                }
+                let child = Some(fields.child).filter(|child| *child != 0);
+                let children = std::iter::successors(child, |child| {
+                    Some(self.at(*child).next).filter(|next| *next != 0)
+                });
+                for child in children {
+                    assert!(self.number(child) > fields.number, "order in a heap");
+                }
+            }
+            let worth = self.worths[cell];
+            assert_eq!(root == 0, worth == f64::INFINITY, "worth of a cell");
+        }
+        let mut with_leaves = 0;
+        for (bin, [oldest, newest]) in self.bins.iter().enumerate() {
+            let groups = Vec::from_iter(self.newer_from(*oldest));
+            assert_eq!(
+                groups.last().copied().unwrap_or(0),
+                *newest,
+                "newest of a bin"
+            );
+            assert!(
+                groups.is_sorted_by_key(|group| self.number(*group)),
+                "a bin"
+            );
+            assert!(groups.iter().all(|group| self.bin(*group) == bin), "a bin");
+            with_leaves += groups
+                .iter()
+                .filter(|group| self.at(**group).leaf != 0)
+                .count();
+        }
+        assert_eq!(in_cells, with_leaves, "groups in heaps");
+        let least = self.worths.iter().copied().fold(f64::INFINITY, f64::min);
+        let first = self.worths.iter().position(|worth| *worth == least);
+        assert_eq!(first, Some(self.winners[1].into()), "cell of least worth");
+        assert!(self.leaves(chain).all(|leaf| chain.is_leaf(leaf)), "leaves");
+    }
+
+    /// A group and those after it in its bin.
+    fn newer_from(&self, group: GroupIx) -> impl Iterator<Item = GroupIx> {
+        let is_group = |group: &GroupIx| *group != 0;
+        std::iter::successors(Some(group).filter(is_group), move |group| {
+            Some(self.at(*group).newer).filter(is_group)
+        })
+    }
+
+    fn cell_of(&self, group: GroupIx) -> usize {
+        self.category(group) * BINS + self.bin(group)
+    }
+
+    fn enter_cell(&mut self, group: GroupIx, index: &Index) {
+        let cell = self.cell_of(group);
+        let root = self.roots[cell];
+        self.roots[cell] = self.meld(root, group);
+        if root == 0 {
+            self.worths[cell] = index.worth(cell / BINS, cell % BINS);
+            self.replay(cell);
+        }
+    }
+
+    fn leave_cell(&mut self, group: GroupIx) {
+        let cell = self.cell_of(group);
+        let Group {
+            child,
+            next,
+            before,
+            ..
+        } = *self.at(group);
+        let rest = self.meld_all(child);
+        self.roots[cell] = if before == 0 {
+            rest
+        } else {
+            if self.at(before).child == group {
+                self.at_mut(before).child = next;
+            } else {
+                self.at_mut(before).next = next;
+            }
+            if next != 0 {
+                self.at_mut(next).before = before;
+            }
+            self.meld(self.roots[cell], rest)
+        };
+        let fields = self.at_mut(group);
+        (fields.child, fields.next, fields.before) = (0, 0, 0);
+        if self.roots[cell] == 0 {
+            self.worths[cell] = f64::INFINITY;
+            self.replay(cell);
+        }
+    }
+
+    /// One heap of two, each given by its first group, which has no siblings; or none.
+    fn meld(&mut self, left: GroupIx, right: GroupIx) -> GroupIx {
+        if left == 0 || right == 0 {
+            return left.max(right);
+        }
+        let (first, second) = if self.number(left) < self.number(right) {
+            (left, right)
+        } else {
+            (right, left)
+        };
+        let child = std::mem::replace(&mut self.at_mut(first).child, second);
+        let fields = self.at_mut(second);
+        (fields.next, fields.before) = (child, first);
+        if child != 0 {
+            self.at_mut(child).before = second;
+        }
+        first
+    }
+
+    /// One heap of all siblings from this one on: in pairs, and the pairs from the last on.
+    fn meld_all(&mut self, mut sibling: GroupIx) -> GroupIx {
+        let mut pairs = 0;
+        while sibling != 0 {
+            let second = self.take_sibling(sibling);
+            let after = if second == 0 {
+                0
+            } else {
+                self.take_sibling(second)
+            };
+            let pair = self.meld(sibling, second);
+            self.at_mut(pair).next = pairs;
+            pairs = pair;
+            sibling = after;
+        }
+        let mut heap = 0;
+        while pairs != 0 {
+            let next = self.take_sibling(pairs);
+            heap = self.meld(heap, pairs);
+            pairs = next;
+        }
+        heap
+    }
+
+    /// Parts a group from its parent and siblings; the next of these.
+    fn take_sibling(&mut self, group: GroupIx) -> GroupIx {
+        let fields = self.at_mut(group);
+        fields.before = 0;
+        std::mem::take(&mut fields.next)
+    }
+
+    /// Decides anew above a cell.
+    fn replay(&mut self, cell: usize) {
+        let mut place = (PLACES + cell) / 2;
+        while place > 0 {
+            self.play(place);
+            place /= 2;
+        }
+    }
+
+    /// The cell of less worth of the two below a place; of equal ones the first.
+    fn play(&mut self, place: usize) {
+        let below = |place: usize| match place.checked_sub(PLACES) {
+            Some(cell) => cell,
+            None => self.winners[place].into(),
+        };
+        let (left, right) = (below(2 * place), below(2 * place + 1));
+        let is_right = self.worths[right] < self.worths[left];
+        self.winners[place] = if is_right { right } else { left } as u16;
+    }
+}
