@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod burst;
+pub mod chain;
 pub mod payload;
 pub mod raw;
 pub mod recover;

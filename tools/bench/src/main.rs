@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use terrace_bench::burst::{self, BurstOptions};
+use terrace_bench::chain::{Announce, ChainOptions};
 use terrace_bench::raw::{self, Mode, RawOptions, Rw};
 use terrace_bench::recover::{self, RecoverOptions};
 use terrace_bench::replay::{self, NvmeOptions, ReplayOptions, Speed};
@@ -229,6 +230,13 @@ struct ReplayArgs {
     /// Write blocks below when they are put, not when they leave DRAM.
     #[arg(long)]
     write_through: bool,
+    /// Tell the policies each request before its blocks are read: for traces that hold chains,
+    /// always or never.
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
+    announce: Announce,
+    /// Match the chain of each request, and have it read ahead before its blocks are read.
+    #[arg(long)]
+    prefetch: bool,
     /// Length of every block.
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     block_len: ByteLen,
@@ -394,6 +402,10 @@ fn run_replay(args: &ReplayArgs, matches: &ArgMatches) -> anyhow::Result<u64> {
             durable: args.durable,
             write_through: args.write_through,
             scratch: args.scratch,
+        },
+        chain: ChainOptions {
+            announce: args.announce,
+            prefetch: args.prefetch,
         },
         block_len: args.block_len.0,
         iodepth: args.iodepth,
