@@ -8,7 +8,7 @@ use terrace_engine::{
     Access, BlockKey, BlockKind, Engine, Hint, KeyHash, Namespace, Prefetch, RequestContext,
 };
 
-use crate::trace::TraceRequest;
+use terrace_sim::trace::TraceRequest;
 
 /// How long a prefetch may go on: longer than any request takes.
 const PREFETCH_DEADLINE: Duration = Duration::from_secs(60);
