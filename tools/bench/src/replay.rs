@@ -19,11 +19,11 @@ use terrace_engine::{
     Lookup, Missing, Namespace, NvmeConfig, PutOptions, PutOutcome, RequestContext, Tier, Use,
     WriteMode, block_on, hugepages,
 };
+use terrace_sim::trace::{Trace, TraceRequest};
 use terrace_types::limits::{BLOCK_LEN_MAX, HUGEPAGE_LEN, SLOT_ALIGN};
 
 use crate::chain::{self, ChainOptions};
 use crate::payload;
-use terrace_sim::trace::{Trace, TraceRequest};
 
 /// Most requests in flight: each holds a payload of its own.
 const IODEPTH_MAX: usize = 4096;

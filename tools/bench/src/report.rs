@@ -5,10 +5,10 @@
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 use terrace_engine::{DeviceGauges, RingReport, TierCounters};
+use terrace_sim::trace::Trace;
 use terrace_types::ByteLen;
 
 use crate::replay::{ReplayOptions, ReplayOutcome};
-use terrace_sim::trace::Trace;
 
 #[expect(clippy::cast_precision_loss, reason = "reports round anyway")]
 fn micros(histogram: &Histogram<u64>, quantile: f64) -> f64 {

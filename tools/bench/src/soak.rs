@@ -18,10 +18,10 @@ use terrace_engine::{
     BlockKey, Durability, Engine, EngineConfig, GetOptions, HugepageMode, Lookup, Namespace,
     NvmeConfig, PutOptions, PutOutcome, RequestContext, block_on, hugepages,
 };
+use terrace_sim::trace::Random;
 
 use crate::payload;
 use crate::replay::{CLOSE_DEADLINE, now};
-use terrace_sim::trace::Random;
 
 const CLIENTS: u64 = 24;
 const KEYS: u64 = 400;

@@ -33,5 +33,5 @@ pub use cost::{BLOCK_TOKENS, prefill_seconds};
 pub use drive::{DriveCounts, Shard, drive};
 pub use error::SimError;
 pub use outcome::{HitCounts, Outcome};
-pub use simulate::{blocks_of_shard, simulate};
+pub use simulate::{SHARDS_MAX, blocks_of_shard, simulate};
 pub use workload::{Request, Workload};

@@ -11,7 +11,7 @@ use crate::outcome::{HitCounts, Outcome};
 use crate::workload::Workload;
 
 /// The most shards, as in the engine.
-const SHARDS_MAX: usize = 1024;
+pub const SHARDS_MAX: usize = 1024;
 
 /// Simulates `contender` over `workload` with room for `capacity` blocks, divided among `shards`
 /// shards as the engine divides it. The shards are simulated one after the other, on this thread.

@@ -5,16 +5,11 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use terrace_sim::two_tier::TwoTierScheme;
-use terrace_sim::{Capacity, Contender, Workload};
+use terrace_sim::{Capacity, Contender, SHARDS_MAX, Workload};
+use terrace_types::limits::BLOCK_LEN_MAX;
 
 use super::chains::{ChainTiers, Layout};
 use super::ensure_distinct;
-
-/// The most shards, as in the engine.
-const SHARDS_MAX: usize = 1024;
-
-/// The longest block, as in the engine.
-const BLOCK_LEN_MAX: u64 = terrace_types::limits::BLOCK_LEN_MAX;
 
 /// The capacities that the expected counts are for.
 const CAPACITIES: &str = "0.1%,1%,5%,10%,20%,40%";
@@ -153,7 +148,7 @@ pub enum Tables {
 
 impl SimOptions {
     /// Checks what can be checked without a trace; `traces` are as given, lists with commas
-    /// among them. Fields that are not about lists are left as they are by default.
+    /// among them. All requests are taken, and the result is a table.
     ///
     /// # Errors
     /// Names the flag, its value and what is allowed.
