@@ -22,7 +22,7 @@ use terrace_nvme::{AlignedBuffer, IoBuffer};
 use terrace_types::{Access, BlockIx, BlockKey, Checksum, Hint, RequestContext};
 
 use super::{Job, Shard, State};
-use crate::index::{DEMOTING, ERASED, WARM};
+use crate::index::{DEMOTING, ERASED, PASSING, WARM};
 
 /// Blocks that are read and written again side by side.
 const REINSERTIONS_AT_ONCE: usize = 16;
@@ -409,8 +409,9 @@ impl State {
                     hint: entry.hint,
                     context: RequestContext::default(),
                 };
-                // One that is on its way down has left the policy.
-                let resident = (in_dram && !record.is(DEMOTING)).then_some(block);
+                // One that is on its way down, or only passes through DRAM, the policy does not know.
+                let is_known = in_dram && !record.is(DEMOTING | PASSING);
+                let resident = is_known.then_some(block);
                 let keep = tier.is_draining(segment)
                     || self.policy.keep(resident, &access).unwrap_or(by_use);
                 if !keep {

@@ -46,8 +46,7 @@ fn ideal_brings_a_chain_back_from_below() {
         ..LRU
     };
     let counts = ideal(&workload, &options).unwrap();
-    // The second request sends three blocks down. The third brings them up again: its first three
-    // victims are written in place of blocks whose copies have come up, and of its last one's.
+    // The second request sends the first chain down, the third brings it up again.
     assert_eq!((counts.dram_hits, counts.nvme_hits), (0, 3));
     assert_eq!(counts.prefix_valid_hits, 3);
     assert_eq!(

@@ -9,13 +9,13 @@
 //! what age blocks come back.
 //!
 //! What a request changes is settled when its hits are known: at its first block that is not
-//! resident, else when the next request begins; room may be made before that. An access that was not announced, or comes out of
-//! order, is settled by itself.
+//! resident, else when the next request begins; room may be made before that. An access that was
+//! not announced, or comes out of order, is settled by itself.
 //!
 //! Where tiers below the shard may hold blocks, every block is admitted: one that stays out would
 //! not reach them. Ghosts are then as many for each block of those tiers, too, and what is worth a
-//! write there is decided by the same counts ([`below`]). When the filter refuses every leaf it is asked about, a block with children
-//! goes.
+//! write there is decided by the same counts ([`below`]). When the filter refuses every leaf it is
+//! asked about, a block with children goes.
 //!
 //! Over a clean restart the order of last uses, the categories and all that was learned are kept.
 //! Ages begin anew; which block comes before which, and ghosts, are lost.
