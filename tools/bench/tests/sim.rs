@@ -174,6 +174,88 @@ fn two_tiers_are_simulated_by_scheme() {
     assert_eq!(rows[1]["dram_blocks"], 2);
 }
 
+#[test]
+fn tiers_that_follow_chains_trade_hits_for_writes() {
+    let rows = rows(&[
+        "--tiers",
+        "lru+git,GIT+GIT",
+        "--capacity",
+        "5%+20%",
+        "--write-price",
+        "0,0.05,0.9",
+    ]);
+    assert_eq!(rows.len(), 6);
+    for row in &rows {
+        assert_eq!(row["layout"], "ideal");
+        assert_eq!(row["hits"], row["prefix_valid_hits"]);
+        assert!(row["demand_reads"].as_u64() <= row["hits"].as_u64());
+    }
+    for priced in rows.chunks(3) {
+        let writes: Vec<u64> = priced
+            .iter()
+            .map(|row| row["nvme_writes"].as_u64().unwrap())
+            .collect();
+        assert!(
+            writes.is_sorted_by(|dear, cheap| dear >= cheap),
+            "{writes:?}"
+        );
+        assert!(writes[2] < writes[0], "{writes:?}");
+    }
+}
+
+/// Two tiers of an engine come to about the hits and writes of its log in simulation. What takes
+/// time there moves them a little; docs/tiering.md has the figures of a whole trace.
+#[test]
+fn simulated_log_is_that_of_an_engine() {
+    let (requests, nvme) = (["--requests", "600"], (1600 * 65_536).to_string());
+    let args = [
+        "--layout",
+        "segments",
+        "--tiers",
+        "P-GIT",
+        "--block-len",
+        "65536",
+        "--capacity",
+        "300+1600",
+        "--json",
+    ];
+    let said_by_sim = said(&bench(
+        &[&["replay", "--mode", "sim"], &requests[..], &args].concat(),
+    ));
+    let row = &serde_json::from_str::<Vec<Value>>(&said_by_sim).unwrap()[0];
+    let args = [
+        "--policy",
+        "P-GIT",
+        "--block-len",
+        "65536",
+        "--dram-blocks",
+        "300",
+        "--iodepth",
+        "1",
+        "--hugepages",
+        "off",
+        "--json",
+        "--nvme",
+        &nvme,
+    ];
+    let said_by_engine = said(&bench(&[&["replay"], &requests[..], &args].concat()));
+    let engine: Value = serde_json::from_str(&said_by_engine).unwrap();
+    let count = |value: &Value| value.as_u64().unwrap();
+    let hits = count(&engine["dram"]["hits"]) + count(&engine["nvme"]["hits"]);
+    let writes = count(&engine["nvme"]["blocks_written"]) + count(&engine["nvme"]["reinsertions"]);
+    let is_near = |found: u64, expected: u64, percent: u64| {
+        found.abs_diff(expected) * 100 <= expected * percent
+    };
+    assert!(
+        is_near(hits, count(&row["hits"]), 5),
+        "{hits}, simulated {row}"
+    );
+    assert!(
+        is_near(writes, count(&row["nvme_writes"]), 10),
+        "{writes}, simulated {row}"
+    );
+}
+
 /// The hits of a real engine are those of the simulation, also when keys are split.
 #[test]
 fn simulated_hits_are_those_of_an_engine() {
@@ -231,7 +313,7 @@ const WRONG_LISTS: [Case; 16] = [
     (&["--trace", "a,,b"], &["--trace", "empty"]),
 ];
 
-const WRONG_TOGETHER: [Case; 18] = [
+const WRONG_TOGETHER: [Case; 28] = [
     (&["--join"], &["--join", "two"]),
     (&["--block-len", "0"], &["--block-len", "0", "134217728"]),
     (&["--requests", "0"], &["--requests", "0"]),
@@ -260,6 +342,44 @@ const WRONG_TOGETHER: [Case; 18] = [
         &["--shards", "--tiers"],
     ),
     (&["--tiers", "excl", "--plot", "x"], &["--plot", "--tiers"]),
+    (&["--layout", "segments"], &["--layout", "--tiers"]),
+    (&["--write-price", "0.1"], &["--write-price", "--tiers"]),
+    (
+        &["--tiers", "lru+git,excl"],
+        &["--tiers", "`excl`", "lru+git", "--layout segments"],
+    ),
+    (&["--tiers", "lru+git,LRU+git"], &["--tiers", "twice"]),
+    (
+        &["--tiers", "lru+git", "--write-price", "1.5"],
+        &["--write-price", "1.5", "0 to 1"],
+    ),
+    (
+        &["--tiers", "lru+git", "--write-price", "0.1,0.1"],
+        &["--write-price", "twice"],
+    ),
+    (
+        &["--tiers", "lru+git", "--write-budget", "few"],
+        &["--write-budget", "few", "0 to"],
+    ),
+    (
+        &["--tiers", "OPT", "--layout", "segments"],
+        &["--tiers", "OPT", "future"],
+    ),
+    (
+        &["--tiers", "nobody", "--layout", "segments"],
+        &["--tiers", "nobody"],
+    ),
+    (
+        &[
+            "--tiers",
+            "LRU",
+            "--layout",
+            "segments",
+            "--capacity",
+            "4+9",
+        ],
+        &["--capacity", "9 blocks", "three segments"],
+    ),
     (&["--csv", "/nowhere/at.all"], &["--csv", "/nowhere/at.all"]),
     (
         &["--plot", "/nowhere/at.all"],
@@ -267,10 +387,14 @@ const WRONG_TOGETHER: [Case; 18] = [
     ),
 ];
 
-const NOT_FOR_AN_ENGINE: [Case; 8] = [
+const NOT_FOR_AN_ENGINE: [Case; 9] = [
     (&["--mode", "real"], &["--mode", "real"]),
     (&["--capacity", "1%"], &["--capacity", "--mode"]),
     (&["--tiers", "excl"], &["--tiers", "--mode"]),
+    (
+        &["--tiers", "excl", "--layout", "ideal"],
+        &["--tiers", "--mode"],
+    ),
     (&["--csv", "x"], &["--csv", "--mode"]),
     (&["--plot", "x"], &["--plot", "--mode"]),
     (&["--join"], &["--join", "--mode"]),

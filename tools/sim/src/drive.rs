@@ -84,7 +84,7 @@ pub fn drive<P: Policy + ?Sized>(
 
 /// Fills `chain` with the accesses of `request` that `shard` owns, and `places` with where each
 /// stands in the workload and the number of its block.
-fn announce(
+pub(crate) fn announce(
     workload: &Workload,
     request: &Request<'_>,
     shard: Shard,

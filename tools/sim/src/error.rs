@@ -69,6 +69,12 @@ pub enum SimError {
         /// The most there may be.
         max: u32,
     },
+    /// A simulation of tiers that follows chains was asked of something else.
+    #[error("{name} is no trace of chains: a block has to have the same ones before it always")]
+    NotChains {
+        /// Name of the trace.
+        name: String,
+    },
     /// The policy could not be made.
     #[error("make the policy: {0}")]
     Policy(PolicyError),

@@ -7,6 +7,7 @@
 //! - [`simulate`] does so for every shard, and counts: see [`Outcome`].
 //! - [`two_tier`] holds the reference schemes of DRAM over NVMe; [`golden`] compares with the
 //!   expected counts of independent simulators.
+//! - [`tiers`] puts NVMe below DRAM, with a rule for what is worth a write.
 //!
 //! Nothing here moves bytes, waits, or asks a clock for more than how long a simulation took.
 
@@ -21,6 +22,7 @@ pub mod golden;
 mod outcome;
 mod recency;
 mod simulate;
+pub mod tiers;
 pub mod trace;
 pub mod two_tier;
 mod workload;

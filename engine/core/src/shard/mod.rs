@@ -56,7 +56,7 @@ use crate::error::Error;
 use crate::events::{Event, EventKind, EventSink};
 use crate::index::{AHEAD, DEMOTING, ERASED, Index, PASSING, PROMOTING};
 use crate::namespaces::{NamespaceEpochs, NamespaceRegistry};
-use crate::policy::{self, Policy, PolicyConfig};
+use crate::policy::{self, Policy, PolicyConfig, WritePrice};
 use crate::stats::{Counters, ShardGauges, ShardStats};
 
 pub(crate) use direct::Direct;
@@ -99,11 +99,29 @@ impl Plugins {
         config: &EngineConfig,
         policy_config: PolicyConfig,
     ) -> Result<Box<dyn Policy>, Error> {
-        match &self.policy {
-            Some(factory) => factory(policy_config),
-            None => Ok(policy::by_name(&config.policy, policy_config)?),
+        let mut policy = match &self.policy {
+            Some(factory) => factory(policy_config)?,
+            None => policy::by_name(&config.policy, policy_config)?,
+        };
+        if config.nvme.write_budget > 0 {
+            policy.set_write_price(write_price(config));
         }
+        Ok(policy)
     }
+}
+
+/// The price of writes under the shard's share of the budget: it rises before the budget is used
+/// up, so that what goes down for it is what is worth most.
+#[expect(clippy::cast_precision_loss, reason = "a price needs no last bit")]
+fn write_price(config: &EngineConfig) -> WritePrice {
+    let bytes = config.nvme.write_budget as f64 / config.shards.max(1) as f64;
+    WritePrice::default().with_budget(bytes / expected_slot_len(config) as f64)
+}
+
+/// Length of the slots of blocks that are expected, in bytes.
+fn expected_slot_len(config: &EngineConfig) -> u64 {
+    let len = config.block_lens.first().copied().unwrap_or(64 << 10);
+    len.max(1).next_multiple_of(SLOT_ALIGN)
 }
 
 /// Who fills a slot.
@@ -421,8 +439,7 @@ impl State {
             pool.declare(*len);
         }
         let cap = config.blocks_of_shard(number);
-        let expected_len = config.block_lens.first().copied().unwrap_or(64 << 10);
-        let slot_len = expected_len.max(1).next_multiple_of(SLOT_ALIGN);
+        let slot_len = expected_slot_len(config);
         let expected = cap.unwrap_or((shared.arena().len() / slot_len).max(1) as usize);
         let policy_config = PolicyConfig {
             capacity_blocks: expected,

@@ -101,8 +101,11 @@ impl Policy for TakeAll {
     fn on_request(&mut self, accesses: &[Access]) {
         self.inner.on_request(accesses);
     }
-    fn keep(&self, access: &Access) -> bool {
-        self.keep_all || self.inner.keep(access)
+    fn keep(&mut self, resident: Option<BlockIx>, access: &Access) -> Option<bool> {
+        if self.keep_all {
+            return Some(true);
+        }
+        self.inner.keep(resident, access)
     }
     fn len(&self) -> usize {
         self.inner.len()

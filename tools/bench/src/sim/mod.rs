@@ -1,5 +1,6 @@
 //! `replay --mode sim`: lists of policies, capacities and shards over traces, without an engine.
 
+mod chains;
 mod golden;
 mod options;
 mod plot;
@@ -13,6 +14,7 @@ use terrace_sim::trace::{SynthConfig, Trace};
 use terrace_sim::two_tier::two_tier;
 use terrace_sim::{Workload, simulate};
 
+pub use chains::{ChainTiers, Layout};
 pub use golden::{GoldenArgs, compare};
 pub use options::{Mode, SimArgs, SimOptions, Tables, engine_flag, sim_flag};
 pub use rows::{Row, TierRow};
@@ -47,6 +49,11 @@ pub fn run(options: &SimOptions) -> anyhow::Result<()> {
             &rows::TIER_COLUMNS,
             &tier_rows(options, &workloads)?,
         ),
+        Tables::Chains(tiers) => {
+            let rows: Result<Vec<_>, _> = workloads.iter().map(|it| tiers.rows(it)).collect();
+            let rows: Vec<_> = rows?.into_iter().flatten().collect();
+            report::print(options, &chains::CHAIN_COLUMNS, &rows)
+        }
     }
 }
 

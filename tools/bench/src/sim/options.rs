@@ -8,6 +8,7 @@ use terrace_sim::two_tier::TwoTierScheme;
 use terrace_sim::{Capacity, Contender, SHARDS_MAX, Workload};
 use terrace_types::limits::BLOCK_LEN_MAX;
 
+use super::chains::{ChainTiers, Layout};
 use super::ensure_distinct;
 
 /// The capacities that the expected counts are for.
@@ -29,10 +30,20 @@ pub struct SimArgs {
     /// (1%); with --tiers DRAM+NVME, such as 1%+10%. Without it 0.1% to 40%, or 1%+10%.
     #[arg(long, value_name = "LIST")]
     pub capacity: Option<String>,
-    /// Sim: reference schemes of two tiers in place of policies: excl, incl-backinv,
-    /// incl-propagate, excl-reuse, p-lru-excl, p-lru-incl.
+    /// Sim: two tiers in place of policies. Reference schemes: excl, incl-backinv,
+    /// incl-propagate, excl-reuse, p-lru-excl, p-lru-incl. With a price on writes: lru+lru,
+    /// lru+git, git+git; with --layout segments policies.
     #[arg(long, value_name = "LIST")]
     pub tiers: Option<String>,
+    /// Sim: how NVMe gives up blocks.
+    #[arg(long, value_enum, requires = "tiers")]
+    pub layout: Option<Layout>,
+    /// Sim: hits that a write to NVMe has to win, 0.05 without it.
+    #[arg(long, value_name = "LIST", requires = "tiers")]
+    pub write_price: Option<String>,
+    /// Sim: blocks a second that may be written to NVMe, 0 for any.
+    #[arg(long, value_name = "LIST", requires = "tiers")]
+    pub write_budget: Option<String>,
     /// Sim: play the traces one after the other to one policy: a change of traffic.
     #[arg(long)]
     pub join: bool,
@@ -45,7 +56,7 @@ pub struct SimArgs {
 }
 
 /// Flags of a replay that only an engine takes, as the parser knows them.
-const ENGINE_ONLY: [&str; 14] = [
+const ENGINE_ONLY: [&str; 16] = [
     "dram",
     "dram_blocks",
     "nvme",
@@ -60,10 +71,21 @@ const ENGINE_ONLY: [&str; 14] = [
     "speed",
     "hugepages",
     "scratch",
+    "announce",
+    "prefetch",
 ];
 
 /// Flags that only a simulation takes, as the parser knows them.
-const SIM_ONLY: [&str; 5] = ["capacity", "tiers", "join", "csv", "plot"];
+const SIM_ONLY: [&str; 8] = [
+    "capacity",
+    "tiers",
+    "layout",
+    "write_price",
+    "write_budget",
+    "join",
+    "csv",
+    "plot",
+];
 
 /// The first flag given that only an engine takes, as users write it.
 pub fn engine_flag(is_given: impl Fn(&str) -> bool) -> Option<String> {
@@ -120,6 +142,8 @@ pub enum Tables {
         /// Rooms of DRAM and of NVMe.
         capacities: Vec<(Capacity, Capacity)>,
     },
+    /// Two tiers that follow chains.
+    Chains(ChainTiers),
 }
 
 impl SimOptions {
@@ -190,7 +214,7 @@ impl SimOptions {
                     );
                 }
             }
-            Tables::Tiers { capacities, .. } => {
+            Tables::Tiers { capacities, .. } | Tables::Chains(ChainTiers { capacities, .. }) => {
                 for (dram, nvme) in capacities {
                     blocks(dram)?;
                     blocks(nvme)?;
@@ -227,14 +251,6 @@ impl Tables {
             args.plot.is_none(),
             "--plot is given, and --tiers has no curves"
         );
-        let names: Vec<&str> = tiers.split(',').map(str::trim).collect();
-        let schemes: Result<Vec<_>, _> = names
-            .iter()
-            .map(|name| TwoTierScheme::by_name(name))
-            .collect();
-        let schemes = schemes.context("--tiers")?;
-        let shown: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
-        ensure_distinct(&shown).context("--tiers")?;
         let capacity = args.capacity.as_deref().unwrap_or("1%+10%");
         let capacities = capacity
             .split(',')
@@ -244,6 +260,17 @@ impl Tables {
             .iter()
             .map(|(dram, nvme)| format!("{dram}+{nvme}"));
         ensure_distinct(&shown.collect::<Vec<_>>()).context("--capacity")?;
+        if ChainTiers::are_meant(args, tiers) {
+            return Ok(Self::Chains(ChainTiers::new(args, tiers, capacities)?));
+        }
+        let names: Vec<&str> = tiers.split(',').map(str::trim).collect();
+        let schemes: Result<Vec<_>, _> = names
+            .iter()
+            .map(|name| TwoTierScheme::by_name(name))
+            .collect();
+        let schemes = schemes.context("--tiers")?;
+        let shown: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
+        ensure_distinct(&shown).context("--tiers")?;
         Ok(Self::Tiers {
             schemes,
             capacities,

@@ -109,6 +109,7 @@ fn cell(head: &str, value: &Value) -> (String, bool) {
         Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
             Some(rate) if head == "million/s" => (format!("{:.1}", rate / 1e6), false),
             Some(seconds) if head == "prefill s saved" => (format!("{seconds:.0}"), false),
+            Some(number) if matches!(head, "price" | "budget") => (number.to_string(), false),
             Some(bytes) if head == "bytes/block" => (format!("{bytes:.1}"), false),
             Some(share) => (format!("{:.2}%", share * 100.0), false),
             None => (number.to_string(), false),

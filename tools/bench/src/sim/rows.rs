@@ -46,7 +46,7 @@ pub(super) struct Column<R> {
     pub(super) value: fn(&R) -> Value,
 }
 
-const fn column<R>(
+pub(super) const fn column<R>(
     name: &'static str,
     head: Option<&'static str>,
     value: fn(&R) -> Value,
@@ -122,7 +122,7 @@ fn of_policy(row: &Row, number: impl Into<Value>) -> Value {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-fn ratio(part: u64, whole: u64) -> f64 {
+pub(super) fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
