@@ -25,32 +25,25 @@
 //! - A leaf is in the list of its group unless it is the tip, the deepest resident block of the
 //!   request under way.
 
+mod compact;
+mod facts;
 mod groups;
+mod history;
 mod index;
+mod settle;
 
 use bytemuck::Zeroable;
 use terrace_slab::HugeVec;
 use terrace_types::{Access, BlockIx, KeyHash};
 
-use self::groups::{GroupIx, Groups};
-use self::index::{CATEGORIES, Index};
+use self::facts::{Facts, IN_REQUEST, SHARED};
+use self::groups::Groups;
+use self::history::History;
+use self::index::{CATEGORIES, Index, Prior};
+use self::settle::{Current, HALVE_FIRST, Place};
 use super::chain::{Chain, MARK_MAX};
-use super::ghost::Ghosts;
 use super::list::Search;
-use super::request::{Request, Step};
 use super::{Admission, Policy, PolicyBytes, PolicyConfig, PolicyError};
-
-/// Ghosts for each block of the capacity.
-const GHOSTS_PER_BLOCK: u32 = 4;
-/// Turns are counted up to this, uses up to the other.
-const TURNS_MAX: u8 = 250;
-const USES_MAX: u8 = 63;
-/// Worths are worked out anew after this many requests, or so many that were not announced and
-/// may be single blocks: it takes as long as some thousand hits.
-const WEIGH_AFTER: u64 = 4;
-const WEIGH_AFTER_UNANNOUNCED: u64 = 64;
-/// What was learned counts half after this many requests.
-const HALVE_AFTER: u64 = 4096;
 
 /// The first category of blocks that requests share, then that of all others.
 const CATEGORY_SHARED: usize = 1;
@@ -68,45 +61,30 @@ const BY_NEW: usize = NEW_BLOCKS.len() + 1;
 /// gives them.
 const TAG_FIRST: u8 = 80;
 
-/// What is remembered of a known block. 12 bytes.
-#[derive(Clone, Copy, Zeroable)]
-#[repr(C)]
-struct Facts {
-    /// That of its last use; zero while a use is being settled.
-    group: GroupIx,
-    /// What is kept of the id of the block that came after it last; zero when there was none.
-    child: u32,
-    /// Turns of its conversation when it came.
-    turn: u8,
-    uses: u8,
-    /// Whether requests went apart below it.
-    is_shared: bool,
-    /// Whether that child was the last block of its request.
-    child_is_tail: bool,
-}
+/// For how many blocks the default policy has one group, and how many groups it has at least.
+const BLOCKS_PER_GROUP: usize = 16;
+const GROUPS_MIN: usize = 8192;
 
-/// Where a step of the request is.
-#[derive(Clone, Copy)]
-enum Place {
-    /// Not known, or no longer.
-    Nowhere,
-    Resident(BlockIx),
-    /// Known, and neither resident nor a ghost yet.
-    Waiting(Facts),
+/// Which of the policies by Gittins index it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// P-GIT, exact to its definition.
+    Reference,
+    /// The default policy.
+    Default,
 }
 
 /// Eviction by Gittins index, with a filter on admission. A hit costs the logarithm of the count
 /// of requests that have a leaf.
 pub struct Gittins {
+    form: Form,
     chain: Chain,
     /// By block: the id under which it would be remembered.
     ids: HugeVec<u64>,
     /// By block; stale when the block is not known.
     facts: HugeVec<Facts>,
     len: usize,
-    ghosts: Ghosts,
-    /// By ghost number.
-    ghost_facts: HugeVec<Facts>,
+    history: History,
     groups: Groups,
     index: Index,
     current: Current,
@@ -115,350 +93,91 @@ pub struct Gittins {
     spares_tip: bool,
     /// The latest clock of any request settled.
     now_ms: u64,
-    /// Counts requests settled.
+    /// Counts requests settled, and uses of blocks since what was learned counted half last.
     requests: u64,
+    uses: usize,
+    /// When it next does.
+    halve_at: u64,
+    /// Uses of blocks for which worths are still to be worked out.
+    uses_to_weigh: usize,
     capacity: usize,
     /// How many blocks there were when the last victim was given up, while no more have come.
     full_len: usize,
     has_below: bool,
 }
 
-/// The request under way.
-struct Current {
-    request: Request,
-    is_settled: bool,
-    /// By step, once it is settled.
-    places: Vec<Place>,
-    /// Its groups, by category.
-    groups: [GroupIx; CATEGORIES],
-    /// The number of the first of these.
-    first_number: u64,
-    /// The latest clock told.
-    clock_ms: u64,
-    /// Turns of the conversation, and blocks it brings.
-    turn: u8,
-    new_blocks: usize,
-}
-
 impl Gittins {
-    /// A policy that knows no block.
+    /// P-GIT, knowing no block.
+    ///
+    /// # Errors
+    /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
+    pub fn reference(config: PolicyConfig) -> Result<Self, PolicyError> {
+        let blocks_max = config.blocks_max.min(MARK_MAX);
+        let history = History::exact(blocks_max, config.capacity_blocks)?;
+        // Each group is named by a block, a ghost or the request under way.
+        let groups_max = blocks_max as usize + History::exact_max(blocks_max) + CATEGORIES;
+        let groups = Groups::new(groups_max, blocks_max)?;
+        Self::with(Form::Reference, config, history, groups)
+    }
+
+    /// The default policy, knowing no block.
     ///
     /// # Errors
     /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
     pub fn new(config: PolicyConfig) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
-        let ghosts_max = GHOSTS_PER_BLOCK * blocks_max;
-        let blocks = blocks_max as usize;
-        // Each group is named by a block, a ghost or the request under way.
-        let groups_max = blocks + ghosts_max as usize + CATEGORIES;
-        let current = Current {
-            request: Request::default(),
-            is_settled: true,
-            places: Vec::new(),
-            groups: [0; CATEGORIES],
-            first_number: 0,
-            clock_ms: 0,
-            turn: 1,
-            new_blocks: 0,
-        };
+        let history = History::compact(blocks_max, config.capacity_blocks)?;
+        let groups_max = (blocks_max as usize / BLOCKS_PER_GROUP)
+            .clamp(GROUPS_MIN, compact::GROUPS_MAX);
+        let groups = Groups::shared(groups_max, blocks_max)?;
+        Self::with(Form::Default, config, history, groups)
+    }
+
+    fn with(
+        form: Form,
+        config: PolicyConfig,
+        history: History,
+        groups: Groups,
+    ) -> Result<Self, PolicyError> {
+        let blocks_max = config.blocks_max.min(MARK_MAX);
         Ok(Self {
+            form,
             chain: Chain::new(blocks_max)?,
-            ids: HugeVec::with_capacity(blocks)?,
-            facts: HugeVec::with_capacity(blocks)?,
+            ids: HugeVec::with_capacity(blocks_max as usize)?,
+            facts: HugeVec::with_capacity(blocks_max as usize)?,
             len: 0,
-            ghosts: Ghosts::bounded(ghosts_max, ghosts_of(config.capacity_blocks))?,
-            ghost_facts: HugeVec::with_capacity(ghosts_max as usize + 1)?,
-            groups: Groups::new(groups_max)?,
-            index: Index::new(),
-            current,
+            history,
+            groups,
+            index: Index::new(form.prior()),
+            current: Current::new(),
             tip: None,
             spares_tip: false,
             now_ms: 0,
             requests: 0,
+            uses: 0,
+            halve_at: HALVE_FIRST,
+            uses_to_weigh: 0,
             capacity: config.capacity_blocks,
             full_len: usize::MAX,
             has_below: config.below_blocks > 0,
         })
     }
 
-    /// The step of an access in the request under way, or the first of the next one.
-    fn step_of(&mut self, access: &Access) -> usize {
-        self.spares_tip = false;
-        let step = self.current.request.step_of(access).unwrap_or_else(|| {
-            self.finish();
-            self.current.request.begin_unannounced(access);
-            self.begin(access.context.clock_ms);
-            0
-        });
-        let clock_ms = &mut self.current.clock_ms;
-        *clock_ms = access.context.clock_ms.max(*clock_ms);
-        // One that goes on with a request which is settled.
-        if self.current.is_settled && step == self.current.places.len() {
-            let place = self.place_of_missed(step);
-            self.current.new_blocks += usize::from(matches!(place, Place::Nowhere));
-            self.current.places.push(place);
-            self.release_step(step);
-            self.use_step(step);
-        }
-        step
+    /// What a block that is gone is worth now: the most uses a millisecond that can be had by
+    /// holding it from its age on. `None` when nothing is remembered of it.
+    #[must_use]
+    pub fn index_of(&self, access: &Access) -> Option<f64> {
+        let group = self.history.get(access.id)?.group;
+        Some(self.index.worth(self.groups.category(group), self.groups.bin(group)))
     }
 
-    /// A request begins, with the steps it has.
-    fn begin(&mut self, clock_ms: u64) {
-        let current = &mut self.current;
-        current.is_settled = false;
-        current.places.clear();
-        current.groups = [0; CATEGORIES];
-        current.first_number = self.groups.next_number();
-        current.clock_ms = clock_ms;
-    }
-
-    /// Learns from the request under way and touches its blocks, once.
-    fn settle(&mut self) {
-        if std::mem::replace(&mut self.current.is_settled, true) {
-            return;
-        }
-        if self.current.request.steps().is_empty() {
-            return;
-        }
-        self.now_ms = self.current.clock_ms.max(self.now_ms);
-        self.groups.age(self.now_ms, &mut self.index);
-        let (known, tip) = self.find_places();
-        self.set_tip(tip);
-        let count = self.current.places.len();
-        let before = known.checked_sub(1).map(|step| self.facts_at(step).turn);
-        let turn = before.map_or(1, |turn| (turn + 1).min(TURNS_MAX));
-        (self.current.turn, self.current.new_blocks) = (turn, count - known);
-        (0..count).for_each(|step| self.release_step(step));
-        self.tell_apart(known);
-        for step in 0..count {
-            self.use_step(step);
-            self.link(step);
-        }
-        let after = if self.current.request.was_announced() {
-            WEIGH_AFTER
-        } else {
-            WEIGH_AFTER_UNANNOUNCED
-        };
-        if self.requests.is_multiple_of(after) {
-            self.index.weigh();
-            self.groups.weigh(&self.index);
-        }
-    }
-
-    /// Where each step is; how many of them are known before the first that is not, and the
-    /// deepest that is resident.
-    fn find_places(&mut self) -> (usize, Option<BlockIx>) {
-        let count = self.current.request.steps().len();
-        let (mut known, mut tip) = (0, None);
-        for at in 0..count {
-            let Step { block, .. } = self.current.request.steps()[at];
-            let place = match block {
-                Some(block) => Place::Resident(block),
-                None => self.place_of_missed(at),
-            };
-            tip = block.or(tip);
-            match place {
-                Place::Nowhere => {}
-                // What is known behind an unknown block is of no use: it begins anew.
-                Place::Waiting(facts) if known < at => {
-                    self.leave_group(facts.group);
-                    self.current.places.push(Place::Nowhere);
-                    continue;
-                }
-                _ if known == at => known += 1,
-                _ => {}
-            }
-            self.current.places.push(place);
-        }
-        for place in &mut self.current.places {
-            if matches!(place, Place::Nowhere) {
-                *place = Place::Waiting(Facts::zeroed());
-            }
-        }
-        (known, tip)
-    }
-
-    /// Where the block of a step is that is not resident; its ghost is forgotten.
-    fn place_of_missed(&mut self, step: usize) -> Place {
-        let id = self.current.request.steps()[step].id;
-        let ghost = self.ghosts.forget(id);
-        ghost.map_or(Place::Nowhere, |ghost| {
-            Place::Waiting(self.ghost_facts[ghost.0 as usize])
-        })
-    }
-
-    fn facts_at(&self, step: usize) -> Facts {
-        match self.current.places[step] {
-            Place::Resident(block) => self.facts[block.0 as usize],
-            Place::Waiting(facts) => facts,
-            Place::Nowhere => Facts::zeroed(),
-        }
-    }
-
-    fn set_facts_at(&mut self, step: usize, facts: Facts) {
-        match &mut self.current.places[step] {
-            Place::Resident(block) => self.facts[block.0 as usize] = facts,
-            place => *place = Place::Waiting(facts),
-        }
-    }
-
-    /// A known block of the request is about to be used: it leaves its group, which teaches at
-    /// what age it came back.
-    fn release_step(&mut self, step: usize) {
-        let mut facts = self.facts_at(step);
-        if facts.group == 0 {
-            return;
-        }
-        if let Place::Resident(block) = self.current.places[step] {
-            self.leave_order(block);
-        }
-        let (category, bin) = (
-            self.groups.category(facts.group),
-            self.groups.bin(facts.group),
-        );
-        self.index.use_again(category, bin);
-        self.leave_group(facts.group);
-        facts.group = 0;
-        self.set_facts_at(step, facts);
-    }
-
-    /// Blocks before one where this request leaves the way of an earlier one are shared; and
-    /// every block is told which one comes after it now.
-    fn tell_apart(&mut self, known: usize) {
-        let count = self.current.places.len();
-        let child_of = |request: &Request, step: usize| {
-            let next = request.steps()[step + 1];
-            (next.id.0 as u32, next.is_tail)
-        };
-        if let Some(last) = known.checked_sub(1).filter(|_| known < count) {
-            let facts = self.facts_at(last);
-            let (child, _) = child_of(&self.current.request, last);
-            if facts.child != 0 && facts.child != child && !facts.child_is_tail {
-                for step in (0..known).rev() {
-                    let mut facts = self.facts_at(step);
-                    if facts.is_shared {
-                        break;
-                    }
-                    facts.is_shared = true;
-                    self.set_facts_at(step, facts);
-                }
-            }
-        }
-        for step in 0..count.saturating_sub(1) {
-            let mut facts = self.facts_at(step);
-            (facts.child, facts.child_is_tail) = child_of(&self.current.request, step);
-            self.set_facts_at(step, facts);
-        }
-    }
-
-    /// Uses the block of a step, which is in no group: it joins one of this request.
-    fn use_step(&mut self, step: usize) {
-        let mut facts = self.facts_at(step);
-        if facts.group != 0 {
-            // The same block twice in one request.
-            return;
-        }
-        if facts.uses == 0 {
-            facts.turn = self.current.turn;
-        }
-        facts.uses = (facts.uses + 1).min(USES_MAX);
-        let category = self.category(step, facts);
-        facts.group = self.group_of(category);
-        self.groups.join(facts.group);
-        self.index.age(category, 0, 1);
-        self.set_facts_at(step, facts);
-        if let Place::Resident(block) = self.current.places[step] {
-            self.enter_order(block);
-        }
-    }
-
-    /// Puts a resident root below the block before it. One with children might come before that
-    /// and stays a root.
-    fn link(&mut self, step: usize) {
-        let Place::Resident(block) = self.current.places[step] else {
-            return;
-        };
-        if !self.chain.is_leaf(block) || self.chain.parent(block).is_some() {
-            return;
-        }
-        let parent = self.current.request.parent_of(step);
-        if let Some(parent) = parent.filter(|parent| *parent != block) {
-            self.leave_order(parent);
-            self.chain.link(block, parent);
-        }
-    }
-
-    fn category(&self, step: usize, facts: Facts) -> usize {
-        if self.current.request.steps()[step].is_tail {
-            return 0;
-        }
-        if facts.is_shared {
-            let bits = u8::BITS - facts.uses.leading_zeros();
-            return CATEGORY_SHARED + bits.clamp(2, SHARED_MAX) as usize - 2;
-        }
-        category_of_turn(self.current.turn, self.current.new_blocks)
-    }
-
-    /// The request's group of a category.
-    fn group_of(&mut self, category: usize) -> GroupIx {
-        if self.current.groups[category] == 0 {
-            self.current.groups[category] = self.groups.create(self.now_ms, category);
-        }
-        self.current.groups[category]
-    }
-
-    /// A known block leaves its group.
-    fn leave_group(&mut self, group: GroupIx) {
-        let category = self.groups.category(group);
-        if self.groups.leave(group) && self.current.groups[category] == group {
-            self.current.groups[category] = 0;
-        }
-    }
-
-    /// The request under way is over: what it left out is remembered.
-    fn finish(&mut self) {
-        self.settle();
-        self.spares_tip = false;
-        self.set_tip(None);
-        if self.current.places.is_empty() {
-            return;
-        }
-        for step in (0..self.current.places.len()).rev() {
-            if let Place::Waiting(facts) = self.current.places[step] {
-                self.remember(self.current.request.steps()[step].id, facts);
-            }
-        }
-        self.current.places.clear();
-        if self.requests % HALVE_AFTER == HALVE_AFTER - 1 {
-            self.index.halve();
-        }
-        self.requests += 1;
-    }
-
-    /// A block that is gone becomes a ghost.
-    fn remember(&mut self, id: KeyHash, facts: Facts) {
-        // Two keys with one hash may both leave.
-        let same = self.ghosts.forget(id);
-        self.forget_ghost(same);
-        if self.ghosts.is_full() {
-            let oldest = self.ghosts.forget_oldest();
-            self.forget_ghost(oldest);
-        }
-        match self.ghosts.remember(id) {
-            Some(ghost) => {
-                self.ghost_facts.grow_to(ghost.0 as usize + 1);
-                self.ghost_facts[ghost.0 as usize] = facts;
-            }
-            None => self.leave_group(facts.group),
-        }
-    }
-
-    /// What a ghost that is forgotten leaves behind.
-    fn forget_ghost(&mut self, ghost: Option<BlockIx>) {
-        if let Some(ghost) = ghost {
-            self.leave_group(self.ghost_facts[ghost.0 as usize].group);
-        }
+    /// What a block that is gone has before it: for each span of age from the one it is in, the
+    /// chance of a use in that span when there was none before, and the span's length in
+    /// milliseconds. `None` when nothing is remembered of it.
+    pub fn prospect_of(&self, access: &Access) -> Option<impl Iterator<Item = (f64, f64)>> {
+        let group = self.history.get(access.id)?.group;
+        let (category, bin) = (self.groups.category(group), self.groups.bin(group));
+        Some(self.index.prospect(category, bin))
     }
 
     /// A leaf may go unless it is the tip; others are in no list.
@@ -510,8 +229,8 @@ impl Gittins {
         if self.tip == Some(block) {
             self.tip = None;
         }
-        let group = self.facts[block.0 as usize].group;
-        if self.groups.number(group) >= self.current.first_number {
+        if self.facts[block.0 as usize].has(IN_REQUEST) {
+            self.facts[block.0 as usize].set(IN_REQUEST, false);
             self.current.request.leave(block);
             for place in &mut self.current.places {
                 if matches!(place, Place::Resident(other) if *other == block) {
@@ -529,6 +248,21 @@ impl Gittins {
     }
 }
 
+impl Form {
+    const fn prior(self) -> Prior {
+        match self {
+            Self::Reference => Prior::Reference,
+            Self::Default => Prior::Common,
+        }
+    }
+}
+
+/// The category of a block that requests share, by its uses.
+fn category_of_shared(uses: u8) -> usize {
+    let bits = u8::BITS - uses.leading_zeros();
+    CATEGORY_SHARED + bits.clamp(2, SHARED_MAX) as usize - 2
+}
+
 /// The category of a block by the turns of its conversation and the blocks its request brings.
 fn category_of_turn(turn: u8, new_blocks: usize) -> usize {
     let by_new = NEW_BLOCKS.iter().filter(|most| new_blocks > **most).count();
@@ -539,41 +273,36 @@ fn category_of_turn(turn: u8, new_blocks: usize) -> usize {
 fn facts_of_category(category: usize) -> Facts {
     let is_shared = (CATEGORY_SHARED..CATEGORY_TURN).contains(&category);
     let turns = category.saturating_sub(CATEGORY_TURN) / BY_NEW;
-    Facts {
-        turn: turns as u8 + 1,
-        uses: if is_shared {
-            1 << (category - CATEGORY_SHARED + 1)
-        } else {
-            1
-        },
-        is_shared,
-        ..Facts::zeroed()
-    }
-}
-
-const fn ghosts_of(blocks: usize) -> usize {
-    blocks.saturating_mul(GHOSTS_PER_BLOCK as usize)
+    let mut facts = Facts::zeroed();
+    facts.set_turn(turns as u8 + 1);
+    facts.set(SHARED, is_shared);
+    facts.uses = if is_shared {
+        1 << (category - CATEGORY_SHARED + 1)
+    } else {
+        1
+    };
+    facts
 }
 
 impl Policy for Gittins {
     fn name(&self) -> &'static str {
-        "P-GIT"
+        match self.form {
+            Form::Reference => "P-GIT",
+            Form::Default => "default",
+        }
     }
 
     fn set_capacity(&mut self, blocks: usize) {
         self.capacity = blocks;
         self.full_len = usize::MAX;
-        while self.ghosts.len() > ghosts_of(blocks) {
-            let oldest = self.ghosts.forget_oldest();
-            self.forget_ghost(oldest);
-        }
-        self.ghosts.set_count_max(ghosts_of(blocks));
+        self.history.set_blocks(blocks, &mut self.groups);
     }
 
     fn on_request(&mut self, accesses: &[Access]) {
         self.finish();
         self.current.request.begin(accesses);
-        self.begin(self.current.request.clock_ms());
+        let clock_ms = self.current.request.clock_ms();
+        self.begin(clock_ms);
     }
 
     fn on_hit(&mut self, block: BlockIx, access: &Access) {
@@ -584,11 +313,10 @@ impl Policy for Gittins {
         }
         // It was not expected to be resident.
         if let Place::Waiting(facts) = self.current.places[step] {
-            self.leave_group(facts.group);
+            self.groups.leave(facts.group);
         }
         self.current.places[step] = Place::Resident(block);
-        let group = self.facts[block.0 as usize].group;
-        if self.groups.number(group) < self.current.first_number {
+        if !self.facts[block.0 as usize].has(IN_REQUEST) {
             self.release_step(step);
             self.use_step(step);
         }
@@ -614,7 +342,7 @@ impl Policy for Gittins {
         self.settle();
         self.leave_order(block);
         self.take_out(block);
-        self.leave_group(self.facts[block.0 as usize].group);
+        self.groups.leave(self.facts[block.0 as usize].group);
     }
 
     fn admit(&mut self, access: &Access) -> Admission {
@@ -689,11 +417,12 @@ impl Policy for Gittins {
             .filter(|category| *category < CATEGORIES)
             .unwrap_or(category_of_turn(1, 1));
         let mut facts = facts_of_category(category);
-        facts.group = self.groups.create(self.now_ms, category);
-        self.groups.join(facts.group);
-        self.index.age(category, 0, 1);
-        let ghost = self.ghosts.forget(access.id);
-        self.forget_ghost(ghost);
+        facts.group = self.groups.open(self.now_ms, category);
+        self.groups.join(facts.group, &mut self.index);
+        let ghost = self.history.take(access.id, &mut self.groups, &mut self.index);
+        ghost
+            .into_iter()
+            .for_each(|ghost| self.groups.leave(ghost.group));
         self.enter(block, access.id, None, facts);
         self.set_tip(None);
     }
@@ -703,7 +432,7 @@ impl Policy for Gittins {
     }
 
     fn restore_learned(&mut self, learned: &[u8]) {
-        if let Some(index) = Index::of_saved(learned) {
+        if let Some(index) = Index::of_saved(self.form.prior(), learned) {
             self.index = index;
             self.groups.weigh(&self.index);
         }
@@ -715,10 +444,11 @@ impl Policy for Gittins {
 
     fn bytes(&self) -> PolicyBytes {
         let blocks = self.chain.bytes() + self.ids.bytes() + self.facts.bytes();
-        let ghosts = self.ghosts.bytes() + self.ghost_facts.bytes();
+        let blocks = blocks + self.groups.leaf_bytes();
+        let ghosts = self.history.bytes();
         // Ghosts have a share of the groups, as many of these as there are of them.
         let groups = self.groups.bytes();
-        let known = (self.len + self.ghosts.len()).max(1) as u64;
+        let known = (self.len + self.history.len()).max(1) as u64;
         let of_blocks = groups * self.len as u64 / known;
         PolicyBytes {
             resident: blocks + of_blocks,
@@ -727,7 +457,6 @@ impl Policy for Gittins {
     }
 
     fn check(&self) {
-        self.ghosts.check();
         self.groups.check(&self.chain);
         let tip = self.tip.filter(|tip| self.chain.is_leaf(*tip));
         let known = self
@@ -747,10 +476,9 @@ impl Policy for Gittins {
             Place::Waiting(facts) => Some(facts.group),
             _ => None,
         });
-        let ghosts = self.ghosts.numbers().map(|ghost| &self.ghost_facts[ghost]);
-        let resident = known.iter().map(|block| &self.facts[block.0 as usize]);
-        let facts = resident.chain(ghosts).map(|facts| facts.group);
-        self.groups.check_alive(facts.chain(waiting));
+        let resident = known.iter().map(|block| self.facts[block.0 as usize].group);
+        let ghosts = self.history.check();
+        self.groups.check_alive(resident.chain(ghosts).chain(waiting));
         for place in &self.current.places {
             if let Place::Resident(block) = place {
                 assert!(known.contains(block), "{block:?} of a step is gone");
