@@ -26,7 +26,7 @@ const WAYS: usize = 8;
 /// Ghosts for each block.
 const GHOSTS_PER_BLOCK: usize = 2;
 /// How many times as old an end becomes as a block within, short of the horizon.
-const ENDS_OUTLIVE: u64 = 8;
+const ENDS_OUTLIVE: u64 = 3;
 
 /// Widths of the fields of a ghost, from the lowest: group, child, turn, uses, flags, tag.
 const GROUP_BITS: u32 = 20;
@@ -198,6 +198,10 @@ impl Compact {
         index: &Index,
     ) {
         let (bucket, tag) = self.place(id);
+        if !is_end(facts) && mixed(id) >> 20 & 3 == 0 {
+            groups.lose(facts.group);
+            return;
+        }
         if self.ghosts[bucket + WAYS - 1] != 0 {
             let at = self.least_of_use(bucket, now_ms, groups, index);
             let facts = self.take_at(at).facts();

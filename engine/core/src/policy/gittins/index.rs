@@ -40,7 +40,7 @@ const CHANCE_MAX: (f64, f64) = (0.95, 0.999);
 /// How many blocks of each bin are assumed to have been seen by the default, and the uses of a
 /// thousand of these: few at once, most around two minutes, ever fewer then. Gaps of conversations
 /// of people and of agents have this in common, at different scales.
-const ASSUMED_SEEN: f64 = 500.0;
+const ASSUMED_SEEN: f64 = 200.0;
 const ASSUMED_USED_OF_1000: Row = [
     5.0, 5.0, 5.0, 5.0, 10.0, 10.0, 10.0, 20.0, 20.0, 20.0, 30.0, 30.0, 30.0, 40.0, 40.0, 50.0,
     60.0, 70.0, 80.0, 90.0, 100.0, 100.0, 100.0, 100.0, 100.0, 90.0, 80.0, 70.0, 60.0, 50.0, 50.0,
@@ -60,7 +60,7 @@ const CLASSES: usize = 3;
 const CLASS_BEGINS: [usize; CLASSES + 1] = [0, 1, 6, CATEGORIES];
 
 /// The age by which this share of the uses seen have come is the horizon.
-const HORIZON_SHARE: f64 = 0.9;
+const HORIZON_SHARE: f64 = 0.95;
 
 /// How the learned state begins when it is saved: a name and the number of its layout.
 const MAGIC: &[u8; 8] = b"P-GIT \0\x01";

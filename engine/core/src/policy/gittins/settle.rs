@@ -397,6 +397,10 @@ impl Gittins {
     /// A block that is gone becomes a ghost.
     pub(super) fn remember(&mut self, id: KeyHash, facts: Facts) {
         let (groups, index) = (&mut self.groups, &mut self.index);
+        if self.form == Form::Default && groups.category(facts.group) == 0 {
+            groups.leave(facts.group);
+            return;
+        }
         self.history.remember(id, facts, self.now_ms, groups, index);
     }
 }
