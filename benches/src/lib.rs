@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod wire;
+
 use std::hint::black_box;
 use std::time::Instant;
 

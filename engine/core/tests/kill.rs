@@ -65,9 +65,12 @@ async fn step(engine: &Engine, ns: Namespace, number: u64, version: u64) -> Stri
         assert!(!matches!(removed, Lookup::Unavailable(_)));
         return format!("removed {number} {version}");
     }
-    let outcome = engine.upsert(&key, value(number, version), &durable).await;
-    assert_eq!(outcome, PutOutcome::Stored { durable: true });
-    format!("stored {number} {version}")
+    match engine.upsert(&key, value(number, version), &durable).await {
+        PutOutcome::Stored { durable: true } => format!("stored {number} {version}"),
+        // An overloaded machine is late beyond the bounded wait: nothing was promised.
+        PutOutcome::Busy => format!("busy {number} {version}"),
+        outcome => panic!("put {number} {version}: {outcome:?}"),
+    }
 }
 
 /// The child: goes on until it is killed.

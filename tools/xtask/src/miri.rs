@@ -12,11 +12,16 @@ struct Part {
     skip: &'static [&'static str],
 }
 
-const PARTS: [Part; 3] = [
+const PARTS: [Part; 4] = [
     Part {
         package: "terrace-types",
         run: &[],
         // It reads files.
+        skip: &["fuzzing::"],
+    },
+    Part {
+        package: "terrace-wire",
+        run: &[],
         skip: &["fuzzing::"],
     },
     Part {
@@ -88,6 +93,7 @@ fn arguments(part: &Part) -> Vec<&'static str> {
 mod tests {
     use super::*;
     use crate::tidy::tree::Tree;
+    use crate::workspace::package_name;
 
     #[test]
     fn arguments_choose_and_skip_by_name() {
@@ -105,10 +111,13 @@ mod tests {
     fn every_module_and_test_of_the_list_is_there() {
         let tree = Tree::load(Workspace::find().unwrap().root()).unwrap();
         for part in &PARTS {
-            let folder = part.package.replace("terrace-", "tiers/");
+            let mut packages = tree.packages().into_iter();
+            let package =
+                packages.find(|(_, text)| package_name(text).as_deref() == Some(part.package));
+            let folder = package.expect(part.package).0;
             let sources = || {
                 let files = tree.texts_ending(".rs");
-                files.filter(|(path, _)| path.starts_with(&folder))
+                files.filter(|(path, _)| path.starts_with(folder))
             };
             for name in part.run.iter().chain(part.skip) {
                 let is_there = match name.strip_suffix("::") {

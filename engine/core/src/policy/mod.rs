@@ -7,7 +7,8 @@
 //! - A block is known from `on_insert` until `victim` or `take_pending` returns it or
 //!   `on_remove` names it.
 //! - `victim` returns a known block that the filter accepts, and forgets it; a block that the
-//!   filter refuses stays where it is, as if it had not been looked at.
+//!   filter refuses stays where it is, as if it had not been looked at. A policy that follows
+//!   chains may spare the block before the one it was asked to admit, and have none.
 //! - `on_hit` of a known block allocates nothing.
 //! - A fresh policy of the same capacity that `restore` gives what `save` told goes on as the
 //!   first would have, but for what its file says is lost. Without some of the blocks it goes on
@@ -109,8 +110,22 @@ pub trait Policy {
     /// The number of blocks the shard is expected to hold changed.
     fn set_capacity(&mut self, blocks: usize);
 
-    /// A request arrived; its accesses follow one by one as hits or inserts. The whole chain
-    /// is known here, before the first of its blocks is looked up.
+    /// A request arrived; its accesses follow one by one. The whole chain is known here, before
+    /// the first of its blocks is looked up. Without accesses: no request is under way any more.
+    ///
+    /// The accesses are in the order of their chain. A shard is told of its own only, so one may
+    /// not be the parent of the next: the hint tells parent and depth, and in the policy's order
+    /// the parent is the nearest access before that is resident. Then, for each access in order:
+    /// - one that is resident is told by [`Policy::on_hit`];
+    /// - for any other [`Policy::admit`] is asked. The block stays out if it is declined; else
+    ///   [`Policy::victim`] is asked until there is room, and the block stays out when there is
+    ///   no victim; else it is told by [`Policy::on_insert`].
+    ///
+    /// What a request changes as a whole, a policy may settle when the first block is asked about
+    /// or inserted, a victim is wanted, or the next request begins. The block before the one that
+    /// was admitted is not given up for it. Accesses that nobody announced make a request, too:
+    /// one of the same clock and tenant whose parent is the access before goes on with it, any
+    /// other begins the next. All of this is what helps; any other order of calls is allowed.
     fn on_request(&mut self, accesses: &[Access]) {
         let _ = accesses;
     }

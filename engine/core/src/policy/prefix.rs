@@ -37,7 +37,7 @@ const TAG_TWO: u8 = 128;
 
 /// Bits of a depth in the rank of `LengthAware`.
 const DEPTH_BITS: u32 = 24;
-/// Uses above this count as this many in `LengthAware`, and in a history 256 times as many.
+/// Uses above this count as this many in `LengthAware`: its rank holds a depth, too.
 const RANKED_USES_MAX: u32 = (1 << 16) - 1;
 /// The number of requests goes no further; those after it count as one.
 const REQUESTS_MAX: u64 = (1 << 40) - 1;

@@ -445,7 +445,7 @@ fn power_lost_at_every_operation_of_puts_and_removals_loses_nothing_durable() {
 
 #[test]
 fn power_lost_at_every_operation_of_namespace_removals_brings_nothing_back() {
-    check(&drops(), 120);
+    check(&drops(), 100);
 }
 
 #[test]

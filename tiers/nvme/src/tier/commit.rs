@@ -1,6 +1,7 @@
 //! From placed to durable: frames close, writes complete, flushes cover them, segments seal.
 //!
-//! Group commit: while one flush is under way, frames fill; the next flush covers them all.
+//! Group commit: a flush waits for half of what is waited for; the other half is written while
+//! the device flushes, and is what the next flush covers.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -140,19 +141,18 @@ impl NvmeTier {
     /// Flushes a lane until nobody waits for more to become durable.
     async fn commit(self: &Rc<Self>, lane: usize) {
         loop {
-            // Whoever else comes in this turn of the executor joins.
-            self.tasks.yield_now().await;
-            let (wanted, frame) = {
-                let state = self.state.borrow();
-                let it = &state.lanes[lane];
-                let open = it.open.as_ref().and_then(|open| open.frame.as_ref());
-                (it.wanted, open.map(|frame| frame.write))
-            };
-            if frame.is_some_and(|write| write < wanted) {
-                self.close_frame(lane);
+            let (mut target, open) = self.commit_target(lane);
+            if open < target {
+                // Whoever else comes in this turn of the executor joins.
+                self.tasks.yield_now().await;
+                let open;
+                (target, open) = self.commit_target(lane);
+                if open < target {
+                    self.close_frame(lane);
+                }
             }
             let complete = self
-                .lane_reaches(lane, |it| it.is_complete(wanted - 1))
+                .lane_reaches(lane, |it| it.is_complete(target - 1))
                 .await;
             let flushed = match complete {
                 Ok(()) => self.flush(lane).await,
@@ -165,6 +165,18 @@ impl NvmeTier {
                 return;
             }
         }
+    }
+
+    /// Below which write the next flush is to reach, and the write of the frame that is being
+    /// filled.
+    fn commit_target(&self, lane: usize) -> (u64, u64) {
+        let state = self.state.borrow();
+        let it = &state.lanes[lane];
+        let frame = it.open.as_ref().and_then(|open| open.frame.as_ref());
+        (
+            it.commit_target(),
+            frame.map_or(u64::MAX, |frame| frame.write),
+        )
     }
 
     pub(super) async fn flush(&self, lane: usize) -> Result<(), TierError> {

@@ -172,6 +172,13 @@ impl Lane {
         write < self.durable
     }
 
+    /// Below which write the next flush is to reach: the older half of what is waited for, so
+    /// that the device has the younger half to write while it flushes.
+    pub(super) const fn commit_target(&self) -> u64 {
+        let waiting = self.wanted.saturating_sub(self.durable);
+        self.durable + waiting.div_ceil(2)
+    }
+
     /// Whether everything that was begun is durable.
     pub(super) const fn is_all_durable(&self) -> bool {
         self.durable == self.next

@@ -77,7 +77,7 @@ impl Default for TierConfig {
             frame_bytes: 1 << 20,
             frame_wait: Duration::from_millis(2),
             write_window: 8 << 20,
-            write_window_min: 2 << 20,
+            write_window_min: 3 << 20,
             prefetch_window: 16,
             io_deadline: Duration::from_secs(10),
             late_max: 64,

@@ -16,10 +16,11 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use terrace_engine::{
     BlockKey, Durability, Engine, EngineConfig, GetOptions, Lookup, Namespace, NvmeConfig,
-    PutOptions, PutOutcome, RegisteredRegion, Tier, Use, WriteMode, block_on,
+    PutOptions, PutOutcome, RegisteredRegion, Reservation, Tier, Use, WriteMode, block_on,
 };
 use terrace_nvme::AlignedBuffer;
 use terrace_nvme::file::{DeviceSpec, open_device};
+use terrace_types::Checksum;
 
 use super::load::{Draw, Gate, Work};
 use super::meter::{self, EngineShare, Meter, Sample};
@@ -66,6 +67,8 @@ pub(super) struct EngineSide {
     /// Of mixed work: how far behind that the blocks begin and end that are read. Younger ones
     /// may be in DRAM, older ones may have been reclaimed.
     window: Option<(u64, u64)>,
+    /// What is put; see [`Self::sources`].
+    sources: RefCell<Vec<RegisteredRegion>>,
     /// Taken away after the engine closed.
     _made: Option<MadeFile>,
 }
@@ -112,6 +115,7 @@ impl EngineSide {
             blocks: 0,
             next: Arc::new(AtomicU64::new(1 << 32)),
             window: None,
+            sources: RefCell::default(),
             _made: made,
         };
         if options.rw.counts_reads() {
@@ -208,7 +212,8 @@ impl EngineSide {
             (Rw::Randread, Mode::Engine) => self.read_on_shard(work)?,
             (Rw::Randread, _) => self.read_remotely(work)?,
             (Rw::Mixed, mode) => self.mixed(mode, work)?,
-            (Rw::Write | Rw::Durable, _) => self.put(work)?,
+            (Rw::Write | Rw::Durable, Mode::Engine) => self.put_on_shard(work)?,
+            (Rw::Write | Rw::Durable, _) => self.put_remotely(work)?,
         };
         let after = block_on(self.engine.stats()).nvme_counters();
         share.bytes_written = after.bytes_written - before.bytes_written;
@@ -316,54 +321,68 @@ impl EngineSide {
         }
     }
 
-    /// Registered memory for puts, one block for each in flight.
+    /// Registered memory for puts, one block for each in flight; registered once for all rounds.
     fn sources(&self, work: Work) -> anyhow::Result<Vec<RegisteredRegion>> {
+        let mut sources = self.sources.borrow_mut();
         let mut block = vec![0; work.len as usize];
-        let sources = (0..work.depth as u64).map(|number| {
+        for number in sources.len()..work.depth {
             let region = RegisteredRegion::allocate(block.len())?;
-            payload::fill(number, &mut block);
+            payload::fill(number as u64, &mut block);
             region.copy_from(&block);
-            Ok(self.engine.register(region))
-        });
-        sources.collect()
+            sources.push(self.engine.register(region));
+        }
+        Ok(sources.iter().take(work.depth).cloned().collect())
     }
 
-    fn put(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+    fn put_on_shard(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        block_on(self.putting_on_shard(work))
+    }
+
+    async fn putting_on_shard(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        let (choice, sources) = (self.choice(), self.sources(work)?);
+        let putting = self.engine.run_on(0, move |shard| async move {
+            let tally = Rc::new(Tally::new(work, choice)?);
+            let gate = Rc::new(Gate::new(sources.len()));
+            for source in sources {
+                let (tally, gate, own) = (Rc::clone(&tally), Rc::clone(&gate), Rc::clone(&shard));
+                shard.spawn(Box::pin(async move {
+                    let (own, source) = (&own, &source);
+                    let put = async |key: BlockKey, options: PutOptions| match own
+                        .reserve(&key, work.len, &options)
+                        .await
+                    {
+                        Reservation::Done(outcome) => outcome,
+                        Reservation::Granted(mut writer) => {
+                            source.copy_to(writer.bytes_mut());
+                            let checksum = Checksum::of(&key, writer.bytes());
+                            own.commit(&key, writer, checksum, &options).await
+                        }
+                    };
+                    tally.write(work, put).await;
+                    gate.pass();
+                }));
+            }
+            gate.opened().await;
+            Ok(tally.take())
+        });
+        putting
+            .await
+            .map_err(|reason| anyhow!("ask the shard: {reason:?}"))?
+    }
+
+    fn put_remotely(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
         let tally = Tally::new(work, self.choice())?;
         let sources = self.sources(work)?;
-        let writers = sources
-            .iter()
-            .map(|source| self.put_from(work, &tally, source));
+        let writers = sources.iter().map(|source| {
+            let source = std::slice::from_ref(source);
+            let put = async move |key: BlockKey, options: PutOptions| {
+                self.engine.put_from(&key, source, &options).await
+            };
+            tally.write(work, put)
+        });
         let writers: FuturesUnordered<_> = writers.collect();
         block_on(writers.collect::<()>());
         Ok(tally.take())
-    }
-
-    async fn put_from(&self, work: Work, tally: &Tally, source: &RegisteredRegion) {
-        let options = PutOptions {
-            durability: match work.rw {
-                Rw::Durable => Durability::Durable,
-                Rw::Randread | Rw::Write | Rw::Mixed => Durability::Volatile,
-            },
-            ..PutOptions::default()
-        };
-        while tally.is_running() {
-            let number = self.next.fetch_add(1, Ordering::Relaxed);
-            let Ok(key) = self.namespace.key(&number.to_le_bytes()) else {
-                return;
-            };
-            let begun = meter::now();
-            let source = std::slice::from_ref(source);
-            match self.engine.put_from(&key, source, &options).await {
-                PutOutcome::Stored { durable } if durable || work.rw == Rw::Write => {
-                    tally
-                        .meter
-                        .borrow_mut()
-                        .record(begun, meter::now(), work.len);
-                }
-                outcome => tally.fail(number, &format!("{outcome:?}")),
-            }
-        }
     }
 }
 
@@ -468,6 +487,34 @@ impl Tally {
             }
             self.meter.borrow_mut().pass(meter::now());
             rest().await;
+        }
+    }
+
+    /// One task: a put after the other until the time is over.
+    async fn write<Put>(&self, work: Work, put: Put)
+    where
+        Put: AsyncFn(BlockKey, PutOptions) -> PutOutcome,
+    {
+        let options = PutOptions {
+            durability: match work.rw {
+                Rw::Durable => Durability::Durable,
+                Rw::Randread | Rw::Write | Rw::Mixed => Durability::Volatile,
+            },
+            ..PutOptions::default()
+        };
+        while self.is_running() {
+            let number = self.choice.next.fetch_add(1, Ordering::Relaxed);
+            let Ok(key) = self.choice.namespace.key(&number.to_le_bytes()) else {
+                return;
+            };
+            let begun = meter::now();
+            match put(key, options).await {
+                PutOutcome::Stored { durable } if durable || work.rw == Rw::Write => {
+                    let mut meter = self.meter.borrow_mut();
+                    meter.record(begun, meter::now(), work.len);
+                }
+                outcome => self.fail(number, &format!("{outcome:?}")),
+            }
         }
     }
 

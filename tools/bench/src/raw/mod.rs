@@ -7,7 +7,7 @@
 //! - `hybrid-hash`: the same, and each block is hashed as the engine hashes it, after it was read
 //!   or before it is written.
 //! - `engine`: a whole engine, asked on its shard's own thread; `engine-remote` through
-//!   [`terrace_engine::Engine`] from another one. Puts always come from another thread.
+//!   [`terrace_engine::Engine`] from another one, where mixed work's puts always come from.
 
 mod bare;
 mod commits;

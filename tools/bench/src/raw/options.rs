@@ -66,9 +66,9 @@ pub enum Mode {
     Hybrid,
     /// The same, and blocks are hashed after they were read or before they are written.
     HybridHash,
-    /// An engine: gets on its shard's thread, puts from another.
+    /// An engine, asked on its shard's thread; mixed work puts from another.
     Engine,
-    /// An engine, gets from another thread.
+    /// An engine, asked from another thread.
     EngineRemote,
 }
 
@@ -89,10 +89,6 @@ impl Mode {
     #[must_use]
     pub const fn needs_engine(self) -> bool {
         matches!(self, Self::Engine | Self::EngineRemote)
-    }
-
-    const fn needs_reads(self) -> bool {
-        matches!(self, Self::EngineRemote)
     }
 }
 
@@ -177,11 +173,6 @@ impl RawOptions {
             ensure!(
                 !self.modes[..at].contains(mode),
                 "--modes names {name} twice; each is measured once a round"
-            );
-            ensure!(
-                !mode.needs_reads() || self.rw.counts_reads(),
-                "--modes {name} with --rw {}; it is for --rw randread and mixed",
-                self.rw.name()
             );
         }
         self.check_memory()

@@ -5,8 +5,8 @@
 //!
 //! History is worth most where requests end: the next turn of a conversation is known by the last
 //! full block of this one, and blocks before it are known with it. So ends and shared blocks
-//! outlive the others: while the oldest end of a bucket is younger than the horizon, the age by
-//! which nearly all uses come, a block that is neither goes unless the end is eight times as old.
+//! outlive the others, and of these one in four is passed over: while the oldest end of a bucket is younger than the horizon, the age by
+//! which nearly all uses come, a block that is neither goes unless the end is three times as old.
 //!
 //! **Invariants**
 //! - The ghosts of a bucket are in its first places, the one that came last first; the others are
@@ -25,6 +25,9 @@ use super::index::Index;
 const WAYS: usize = 8;
 /// Ghosts for each block.
 const GHOSTS_PER_BLOCK: usize = 2;
+/// Of blocks within, those whose mixed ids have none of these bits are not remembered: one in
+/// four. A gap is filled by the ghost behind it, and the others stay longer.
+const PASSED_OVER: u64 = 3;
 /// How many times as old an end becomes as a block within, short of the horizon.
 const ENDS_OUTLIVE: u64 = 3;
 
@@ -198,7 +201,7 @@ impl Compact {
         index: &Index,
     ) {
         let (bucket, tag) = self.place(id);
-        if !is_end(facts) && mixed(id) >> 20 & 3 == 0 {
+        if !is_end(facts) && mixed(id) >> TAG_BITS & PASSED_OVER == 0 {
             groups.lose(facts.group);
             return;
         }

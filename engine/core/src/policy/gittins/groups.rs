@@ -265,7 +265,7 @@ impl Groups {
 
     /// It is `now_ms`: groups move on to the bins of their ages, and the index learns of it.
     pub(super) fn age(&mut self, now_ms: u64, index: &mut Index) {
-        for bin in 1..BINS {
+        for (bin, begin_ms) in EDGES_MS.iter().enumerate().take(BINS).skip(1) {
             while let Some(oldest) = Some(self.bins[bin - 1][0]).filter(|oldest| *oldest != 0) {
                 let Group {
                     time_ms,
@@ -274,7 +274,7 @@ impl Groups {
                     leaf,
                     ..
                 } = *self.at(oldest);
-                if time_ms.saturating_add(EDGES_MS[bin]) > now_ms {
+                if time_ms.saturating_add(*begin_ms) > now_ms {
                     break;
                 }
                 index.age(category.into(), bin, alive);

@@ -32,11 +32,10 @@ mod history;
 mod index;
 mod settle;
 
-use bytemuck::Zeroable;
 use terrace_slab::HugeVec;
 use terrace_types::{Access, BlockIx, KeyHash};
 
-use self::facts::{Facts, IN_REQUEST, SHARED};
+use self::facts::{Facts, IN_REQUEST, category_of_turn};
 use self::groups::Groups;
 use self::history::History;
 use self::index::{CATEGORIES, Index, Prior};
@@ -44,18 +43,6 @@ use self::settle::{Current, HALVE_FIRST, Place};
 use super::chain::{Chain, MARK_MAX};
 use super::list::Search;
 use super::{Admission, Policy, PolicyBytes, PolicyConfig, PolicyError};
-
-/// The first category of blocks that requests share, then that of all others.
-const CATEGORY_SHARED: usize = 1;
-const CATEGORY_TURN: usize = 6;
-/// Categories of shared blocks, by uses.
-const SHARED_MAX: u32 = 6;
-/// The fourth turn and later ones are one.
-const TURNS_TOLD_APART: u8 = 4;
-/// Most new blocks in a request of each category but the last.
-const NEW_BLOCKS: [usize; 5] = [1, 3, 7, 15, 31];
-/// Categories of one turn, by new blocks.
-const BY_NEW: usize = NEW_BLOCKS.len() + 1;
 
 /// Tag of a block of the first category; those of the others follow. No other policy built in
 /// gives them.
@@ -257,33 +244,6 @@ impl Form {
     }
 }
 
-/// The category of a block that requests share, by its uses.
-fn category_of_shared(uses: u8) -> usize {
-    let bits = u8::BITS - uses.leading_zeros();
-    CATEGORY_SHARED + bits.clamp(2, SHARED_MAX) as usize - 2
-}
-
-/// The category of a block by the turns of its conversation and the blocks its request brings.
-fn category_of_turn(turn: u8, new_blocks: usize) -> usize {
-    let by_new = NEW_BLOCKS.iter().filter(|most| new_blocks > **most).count();
-    CATEGORY_TURN + usize::from(turn.clamp(1, TURNS_TOLD_APART) - 1) * BY_NEW + by_new
-}
-
-/// The facts of a block of which the category alone is known; the group is still missing.
-fn facts_of_category(category: usize) -> Facts {
-    let is_shared = (CATEGORY_SHARED..CATEGORY_TURN).contains(&category);
-    let turns = category.saturating_sub(CATEGORY_TURN) / BY_NEW;
-    let mut facts = Facts::zeroed();
-    facts.set_turn(turns as u8 + 1);
-    facts.set(SHARED, is_shared);
-    facts.uses = if is_shared {
-        1 << (category - CATEGORY_SHARED + 1)
-    } else {
-        1
-    };
-    facts
-}
-
 impl Policy for Gittins {
     fn name(&self) -> &'static str {
         match self.form {
@@ -416,7 +376,7 @@ impl Policy for Gittins {
         let category = category
             .filter(|category| *category < CATEGORIES)
             .unwrap_or(category_of_turn(1, 1));
-        let mut facts = facts_of_category(category);
+        let mut facts = Facts::of_category(category);
         facts.group = self.groups.open(self.now_ms, category);
         self.groups.join(facts.group, &mut self.index);
         let ghost = self.history.take(access.id, &mut self.groups, &mut self.index);

@@ -7,7 +7,7 @@ use terrace_types::{Access, BlockIx, KeyHash};
 use super::facts::{CHILD_IS_TAIL, END, Facts, IN_REQUEST, SHARED, USES_MAX, child_of};
 use super::groups::GroupIx;
 use super::index::CATEGORIES;
-use super::{Form, Gittins, category_of_shared, category_of_turn};
+use super::{Form, Gittins};
 use crate::policy::request::{Request, Step};
 
 /// P-GIT works out worths anew after this many requests, or so many that were not announced and
@@ -318,7 +318,8 @@ impl Gittins {
             facts.set_turn(self.current.turn);
         }
         facts.uses = (facts.uses + 1).min(USES_MAX);
-        let category = self.category(step, facts);
+        let is_tail = self.current.request.steps()[step].is_tail;
+        let category = facts.category(is_tail, self.current.turn, self.current.new_blocks);
         facts.group = self.group_of(category);
         facts.set(END, self.current.end == Some(step));
         facts.set(IN_REQUEST, true);
@@ -343,16 +344,6 @@ impl Gittins {
             self.leave_order(parent);
             self.chain.link(block, parent);
         }
-    }
-
-    fn category(&self, step: usize, facts: Facts) -> usize {
-        if self.current.request.steps()[step].is_tail {
-            return 0;
-        }
-        if facts.has(SHARED) {
-            return category_of_shared(facts.uses);
-        }
-        category_of_turn(self.current.turn, self.current.new_blocks)
     }
 
     /// The request's group of a category.
@@ -397,6 +388,7 @@ impl Gittins {
     /// A block that is gone becomes a ghost.
     pub(super) fn remember(&mut self, id: KeyHash, facts: Facts) {
         let (groups, index) = (&mut self.groups, &mut self.index);
+        // The last block of a request is normally partial and does not come back.
         if self.form == Form::Default && groups.category(facts.group) == 0 {
             groups.leave(facts.group);
             return;
