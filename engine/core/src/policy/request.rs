@@ -49,8 +49,13 @@ impl Request {
         accesses.iter().for_each(|access| self.push(access));
         // A guess that gives way to what the caller says. A shard that hears of some blocks of a
         // chain only does not know which is the last.
-        let is_whole = self.steps.last().map(|step| step.depth as usize + 1) == Some(self.steps.len());
-        if let Some(last) = self.steps.last_mut().filter(|_| is_whole && !self.has_kinds) {
+        let is_whole =
+            self.steps.last().map(|step| step.depth as usize + 1) == Some(self.steps.len());
+        if let Some(last) = self
+            .steps
+            .last_mut()
+            .filter(|_| is_whole && !self.has_kinds)
+        {
             last.is_tail = true;
         }
     }

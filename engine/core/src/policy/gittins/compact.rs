@@ -210,7 +210,8 @@ impl Compact {
             let facts = self.take_at(at).facts();
             forget(facts, groups);
         }
-        self.ghosts.copy_within(bucket..bucket + WAYS - 1, bucket + 1);
+        self.ghosts
+            .copy_within(bucket..bucket + WAYS - 1, bucket + 1);
         self.ghosts[bucket] = Packed::new(tag, facts).0;
         self.count += 1;
         if is_end(facts) {
@@ -229,8 +230,8 @@ impl Compact {
         };
         let age_ms = |way: usize| groups.age_ms(Packed(self.ghosts[bucket + way]).group(), now_ms);
         let end_ms = age_ms(end);
-        let keeps_end = end_ms < index.horizon_ms()
-            && end_ms <= age_ms(within).saturating_mul(ENDS_OUTLIVE);
+        let keeps_end =
+            end_ms < index.horizon_ms() && end_ms <= age_ms(within).saturating_mul(ENDS_OUTLIVE);
         bucket + if keeps_end { within } else { end.max(within) }
     }
 

@@ -12,7 +12,7 @@ pub(super) const USES_MAX: u8 = 63;
 
 /// The first category of blocks that requests share, then that of all others.
 const CATEGORY_SHARED: usize = 1;
-const CATEGORY_TURN: usize = 6;
+pub(super) const CATEGORY_TURN: usize = 6;
 /// Categories of shared blocks, by uses.
 const SHARED_MAX: u32 = 6;
 /// The fourth turn and later ones are one.

@@ -102,7 +102,9 @@ impl Sharing {
         if count > self.count_max / 4 * 3 && passed >= self.span_ms {
             self.span_ms = (self.span_ms * 2).clamp(SPAN_MS.0, SPAN_MS.1);
         } else if count < self.count_max / 4 && self.span_ms > 0 && passed >= 64 * self.span_ms {
-            self.span_ms = Some(self.span_ms / 2).filter(|span| *span >= SPAN_MS.0).unwrap_or(0);
+            self.span_ms = Some(self.span_ms / 2)
+                .filter(|span| *span >= SPAN_MS.0)
+                .unwrap_or(0);
         } else {
             return;
         }
@@ -114,7 +116,7 @@ impl Groups {
     /// No groups, of at most `groups_max` at a time, for blocks numbered below `blocks_max`. Takes
     /// address space, not memory.
     pub(super) fn new(groups_max: usize, blocks_max: u32) -> Result<Self, HugeVecError> {
-        Ok(Self {
+        let mut groups = Self {
             groups: HugeVec::with_capacity(groups_max)?,
             leaf_before: HugeVec::with_capacity(blocks_max as usize)?,
             count: 0,
@@ -125,7 +127,9 @@ impl Groups {
             roots: Box::new([0; CELLS]),
             worths: Box::new([f64::INFINITY; PLACES]),
             winners: Box::new([0; PLACES]),
-        })
+        };
+        (1..PLACES).rev().for_each(|place| groups.play(place));
+        Ok(groups)
     }
 
     /// No groups; requests share them so that there are at most `groups_max`, which is far more

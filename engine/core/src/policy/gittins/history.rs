@@ -82,9 +82,7 @@ impl History {
     /// What is remembered of `id`.
     pub(super) fn get(&self, id: KeyHash) -> Option<Facts> {
         match self {
-            Self::Exact { ghosts, facts } => {
-                ghosts.find(id).map(|ghost| facts[ghost.0 as usize])
-            }
+            Self::Exact { ghosts, facts } => ghosts.find(id).map(|ghost| facts[ghost.0 as usize]),
             Self::Compact(ghosts) => ghosts.get(id),
         }
     }
@@ -98,9 +96,7 @@ impl History {
         index: &mut Index,
     ) -> Option<Facts> {
         match self {
-            Self::Exact { ghosts, facts } => {
-                ghosts.forget(id).map(|ghost| facts[ghost.0 as usize])
-            }
+            Self::Exact { ghosts, facts } => ghosts.forget(id).map(|ghost| facts[ghost.0 as usize]),
             Self::Compact(ghosts) => {
                 let facts = ghosts.take(id)?;
                 if is_end(facts) {

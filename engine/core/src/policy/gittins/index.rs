@@ -158,7 +158,9 @@ impl Index {
     /// milliseconds, for blocks of `category`.
     pub(super) fn prospect(&self, category: usize, bin: usize) -> impl Iterator<Item = (f64, f64)> {
         let chances = self.chances[category].into_iter();
-        let lens_ms = EDGES_MS.windows(2).map(|ends| milliseconds(ends[1] - ends[0]));
+        let lens_ms = EDGES_MS
+            .windows(2)
+            .map(|ends| milliseconds(ends[1] - ends[0]));
         chances.zip(lens_ms).skip(bin)
     }
 
@@ -188,7 +190,11 @@ impl Index {
 
     fn weigh_category(&mut self, category: usize) {
         let counts = &self.counts[category];
-        let class = CLASS_BEGINS.iter().skip(2).filter(|begin| category >= **begin).count();
+        let class = CLASS_BEGINS
+            .iter()
+            .skip(2)
+            .filter(|begin| category >= **begin)
+            .count();
         let class = if category == 0 { 0 } else { class + 1 };
         self.has_learned[category] = false;
         let (chances, rates) = match self.prior {
@@ -378,7 +384,8 @@ fn pooled_rates(chances: &Row) -> Row {
             held_ms: len_ms * (1.0 - 0.5 * chance),
             left: 1.0 - chance,
         };
-        while count > 0 && later[count - 1].uses * span.held_ms > span.uses * later[count - 1].held_ms
+        while count > 0
+            && later[count - 1].uses * span.held_ms > span.uses * later[count - 1].held_ms
         {
             count -= 1;
             let next = later[count];
@@ -453,7 +460,9 @@ mod tests {
         let mut random = 1_u64;
         for _ in 0..200 {
             let chances: Row = std::array::from_fn(|_| {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
                 let share = (random >> 40) as f64 / (1 << 24) as f64;
                 0.999 * share * share * share
             });

@@ -32,10 +32,11 @@ mod history;
 mod index;
 mod settle;
 
+use bytemuck::Zeroable;
 use terrace_slab::HugeVec;
 use terrace_types::{Access, BlockIx, KeyHash};
 
-use self::facts::{Facts, IN_REQUEST, category_of_turn};
+use self::facts::{CATEGORY_TURN, Facts, IN_REQUEST, category_of_turn};
 use self::groups::Groups;
 use self::history::History;
 use self::index::{CATEGORIES, Index, Prior};
@@ -44,9 +45,12 @@ use super::chain::{Chain, MARK_MAX};
 use super::list::Search;
 use super::{Admission, Policy, PolicyBytes, PolicyConfig, PolicyError};
 
-/// Tag of a block of the first category; those of the others follow. No other policy built in
-/// gives them.
+/// Tags of a block of the first category, of P-GIT and of the default; those of the others
+/// follow. No other policy built in gives them. There are few left for the default: two categories
+/// that differ by new blocks only have one tag.
 const TAG_FIRST: u8 = 80;
+const TAG_FIRST_DEFAULT: u8 = 110;
+const _: () = assert!(TAG_FIRST as usize + CATEGORIES == TAG_FIRST_DEFAULT as usize);
 
 /// For how many blocks the default policy has one group, and how many groups it has at least.
 const BLOCKS_PER_GROUP: usize = 16;
@@ -114,8 +118,8 @@ impl Gittins {
     pub fn new(config: PolicyConfig) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
         let history = History::compact(blocks_max, config.capacity_blocks)?;
-        let groups_max = (blocks_max as usize / BLOCKS_PER_GROUP)
-            .clamp(GROUPS_MIN, compact::GROUPS_MAX);
+        let groups_max =
+            (blocks_max as usize / BLOCKS_PER_GROUP).clamp(GROUPS_MIN, compact::GROUPS_MAX);
         let groups = Groups::shared(groups_max, blocks_max)?;
         Self::with(Form::Default, config, history, groups)
     }
@@ -155,7 +159,10 @@ impl Gittins {
     #[must_use]
     pub fn index_of(&self, access: &Access) -> Option<f64> {
         let group = self.history.get(access.id)?.group;
-        Some(self.index.worth(self.groups.category(group), self.groups.bin(group)))
+        Some(
+            self.index
+                .worth(self.groups.category(group), self.groups.bin(group)),
+        )
     }
 
     /// What a block that is gone has before it: for each span of age from the one it is in, the
@@ -241,6 +248,31 @@ impl Form {
             Self::Reference => Prior::Reference,
             Self::Default => Prior::Common,
         }
+    }
+
+    /// The tag of a block of this category.
+    fn tag_of(self, category: usize) -> u8 {
+        match self {
+            Self::Reference => TAG_FIRST + category as u8,
+            Self::Default if category < CATEGORY_TURN => TAG_FIRST_DEFAULT + category as u8,
+            Self::Default => TAG_FIRST_DEFAULT + ((category + CATEGORY_TURN) / 2) as u8,
+        }
+    }
+
+    /// The category, or one of the two, that a tag is of.
+    fn category_of(self, tag: u8) -> Option<usize> {
+        let category = match self {
+            Self::Reference => usize::from(tag.checked_sub(TAG_FIRST)?),
+            Self::Default => {
+                let number = usize::from(tag.checked_sub(TAG_FIRST_DEFAULT)?);
+                if number < CATEGORY_TURN {
+                    number
+                } else {
+                    2 * number - CATEGORY_TURN
+                }
+            }
+        };
+        (category < CATEGORIES).then_some(category)
     }
 }
 
@@ -365,21 +397,20 @@ impl Policy for Gittins {
             .chain
             .in_order(leaves, |block| self.groups.number(group(block)));
         for block in order {
-            visit(block, TAG_FIRST + self.groups.category(group(block)) as u8);
+            visit(block, self.form.tag_of(self.groups.category(group(block))));
         }
     }
 
     fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
         self.on_request(&[]);
         self.now_ms = access.context.clock_ms.max(self.now_ms);
-        let category = tag.checked_sub(TAG_FIRST).map(usize::from);
-        let category = category
-            .filter(|category| *category < CATEGORIES)
-            .unwrap_or(category_of_turn(1, 1));
+        let category = self.form.category_of(tag).unwrap_or(category_of_turn(1, 1));
         let mut facts = Facts::of_category(category);
         facts.group = self.groups.open(self.now_ms, category);
         self.groups.join(facts.group, &mut self.index);
-        let ghost = self.history.take(access.id, &mut self.groups, &mut self.index);
+        let ghost = self
+            .history
+            .take(access.id, &mut self.groups, &mut self.index);
         ghost
             .into_iter()
             .for_each(|ghost| self.groups.leave(ghost.group));
@@ -438,7 +469,8 @@ impl Policy for Gittins {
         });
         let resident = known.iter().map(|block| self.facts[block.0 as usize].group);
         let ghosts = self.history.check();
-        self.groups.check_alive(resident.chain(ghosts).chain(waiting));
+        self.groups
+            .check_alive(resident.chain(ghosts).chain(waiting));
         for place in &self.current.places {
             if let Place::Resident(block) = place {
                 assert!(known.contains(block), "{block:?} of a step is gone");

@@ -138,7 +138,8 @@ impl Gittins {
                 }
             }
             Form::Default => {
-                self.uses_to_weigh = (self.uses_to_weigh + uses).min(CATEGORIES * USES_PER_CATEGORY);
+                self.uses_to_weigh =
+                    (self.uses_to_weigh + uses).min(CATEGORIES * USES_PER_CATEGORY);
                 while self.uses_to_weigh >= USES_PER_CATEGORY {
                     let Some(category) = self.index.weigh_next() else {
                         break;
@@ -226,7 +227,9 @@ impl Gittins {
         let mut steps = self.current.request.steps()[..self.current.places.len()].iter();
         let end = steps.rposition(|step| !step.is_tail);
         let before = std::mem::replace(&mut self.current.end, end);
-        if let Some(step) = before.filter(|step| Some(*step) != end) {
+        let was_end = before.filter(|step| Some(*step) != end);
+        let is_known = |step: &usize| !matches!(self.current.places[*step], Place::Nowhere);
+        if let Some(step) = was_end.filter(is_known) {
             let mut facts = self.facts_at(step);
             facts.set(END, false);
             self.set_facts_at(step, facts);
@@ -367,7 +370,9 @@ impl Gittins {
         }
         for step in (0..self.current.places.len()).rev() {
             match self.current.places[step] {
-                Place::Waiting(facts) => self.remember(self.current.request.steps()[step].id, facts),
+                Place::Waiting(facts) => {
+                    self.remember(self.current.request.steps()[step].id, facts)
+                }
                 Place::Resident(block) => self.facts[block.0 as usize].set(IN_REQUEST, false),
                 Place::Nowhere => {}
             }
