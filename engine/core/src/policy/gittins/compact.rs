@@ -267,3 +267,102 @@ fn forget(facts: Facts, groups: &mut Groups) {
         groups.lose(facts.group);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Aim: what is packed comes back, and a full bucket forgets in the order promised. Method: a
+    //! table of one bucket, with groups of known ages.
+
+    use super::super::index::{Index, Prior};
+    use super::*;
+
+    const TURN_CATEGORY: usize = 6;
+
+    fn facts(groups: &mut Groups, index: &mut Index, time_ms: u64, flag: u8) -> Facts {
+        let mut facts = Facts::zeroed();
+        facts.group = groups.open(time_ms, TURN_CATEGORY);
+        facts.uses = 1;
+        facts.set(flag, true);
+        groups.join(facts.group, index);
+        facts
+    }
+
+    /// Ids of blocks within that are not passed over.
+    fn ids() -> impl Iterator<Item = KeyHash> {
+        (0..)
+            .map(KeyHash)
+            .filter(|id| mixed(*id) >> TAG_BITS & PASSED_OVER != 0)
+    }
+
+    fn table() -> (Compact, Groups, Index) {
+        (
+            Compact::new(WAYS as u32, 1).unwrap(),
+            Groups::shared(1000, 1).unwrap(),
+            Index::new(Prior::Common),
+        )
+    }
+
+    #[test]
+    fn packed_facts_come_back() {
+        for flags in [0, SHARED, CHILD_IS_TAIL, END, SHARED | END] {
+            let mut facts = Facts::zeroed();
+            (facts.group, facts.child, facts.uses) = (GROUPS_MAX as GroupIx, CHILD_MASK, 63);
+            facts.set_turn(5);
+            facts.set(flags, true);
+            let packed = Packed::new((1 << TAG_BITS) - 1, facts);
+            assert_eq!(packed.facts(), facts);
+            assert_eq!(packed.tag(), (1 << TAG_BITS) - 1);
+        }
+    }
+
+    #[test]
+    fn ends_outlive_blocks_within_until_they_are_old() {
+        for (age_ms, outlives) in [(3000, true), (1_000_000, false)] {
+            let (mut ghosts, mut groups, mut index) = table();
+            for bin in 0..30 {
+                index.use_again(TURN_CATEGORY, bin, 1);
+            }
+            index.weigh();
+            let mut ids = ids();
+            let end = ids.next().unwrap();
+            let of_end = facts(&mut groups, &mut index, 0, END);
+            ghosts.remember(end, of_end, 0, &mut groups, &index);
+            for id in ids.take(2 * WAYS) {
+                let within = facts(&mut groups, &mut index, age_ms / 3, 0);
+                ghosts.remember(id, within, age_ms, &mut groups, &index);
+            }
+            assert_eq!(ghosts.get(end).is_some(), outlives, "{age_ms}");
+            assert_eq!(ghosts.len(), WAYS);
+            groups.check_alive(ghosts.check());
+        }
+    }
+
+    #[test]
+    fn end_stands_for_blocks_that_are_forgotten() {
+        let (mut ghosts, mut groups, mut index) = table();
+        let mut ids = ids();
+        let end = ids.next().unwrap();
+        let of_end = facts(&mut groups, &mut index, 0, END);
+        ghosts.remember(end, of_end, 0, &mut groups, &index);
+        for id in ids.take(WAYS + 4) {
+            let within = facts(&mut groups, &mut index, 0, 0);
+            ghosts.remember(id, within, 0, &mut groups, &index);
+        }
+        groups.check_alive(ghosts.check());
+        let taken = ghosts.take(end).unwrap();
+        assert_eq!(groups.forget_end(taken.group), 5);
+    }
+
+    #[test]
+    fn table_of_another_size_is_empty_and_leaves_no_group_behind() {
+        let (mut ghosts, mut groups, mut index) = table();
+        let end = ids().next().unwrap();
+        let of_end = facts(&mut groups, &mut index, 0, END);
+        ghosts.remember(end, of_end, 0, &mut groups, &index);
+        ghosts.set_blocks(1, &mut groups);
+        assert!(ghosts.get(end).is_some());
+        ghosts.set_blocks(WAYS, &mut groups);
+        assert_eq!((ghosts.len(), ghosts.check().count()), (0, 0));
+        groups.check_alive(std::iter::empty());
+    }
+}

@@ -437,10 +437,16 @@ impl Policy for Gittins {
         let blocks = self.chain.bytes() + self.ids.bytes() + self.facts.bytes();
         let blocks = blocks + self.groups.leaf_bytes();
         let ghosts = self.history.bytes();
-        // Ghosts have a share of the groups, as many of these as there are of them.
         let groups = self.groups.bytes();
-        let known = (self.len + self.history.len()).max(1) as u64;
-        let of_blocks = groups * self.len as u64 / known;
+        let of_blocks = match self.form {
+            // Ghosts have a share of the groups, as many of these as there are of them.
+            Form::Reference => {
+                let known = (self.len + self.history.len()).max(1) as u64;
+                groups * self.len as u64 / known
+            }
+            // There are as many as the count of blocks allows.
+            Form::Default => groups,
+        };
         PolicyBytes {
             resident: blocks + of_blocks,
             ghosts: ghosts + groups - of_blocks,
@@ -475,6 +481,57 @@ impl Policy for Gittins {
             if let Place::Resident(block) = place {
                 assert!(known.contains(block), "{block:?} of a step is gone");
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_keeps_to_32_bytes_a_block_and_16_of_ghosts_whatever_the_clock_says() {
+        const BLOCKS: u32 = 1_000_000;
+        for millis_per_block in [0, 1, 100] {
+            let config = PolicyConfig {
+                capacity_blocks: BLOCKS as usize,
+                blocks_max: BLOCKS,
+                below_blocks: 0,
+            };
+            let mut policy = Gittins::new(config).unwrap();
+            let mut free: Vec<BlockIx> = (0..BLOCKS).map(BlockIx).collect();
+            for id in 0..u64::from(BLOCKS) * 2 {
+                let mut access = Access::plain(KeyHash(id));
+                access.context.clock_ms = 1 + id * millis_per_block;
+                let victim = free.is_empty().then(|| policy.victim(&mut |_| true));
+                free.extend(victim.flatten());
+                policy.on_insert(free.pop().unwrap(), &access);
+            }
+            let PolicyBytes { resident, ghosts } = policy.bytes();
+            assert!(resident <= 32 * u64::from(BLOCKS), "{resident}");
+            assert!(ghosts <= 16 * u64::from(BLOCKS), "{ghosts}");
+        }
+    }
+
+    #[test]
+    fn block_that_is_gone_has_a_worth_and_a_prospect() {
+        let config = PolicyConfig {
+            capacity_blocks: 8,
+            blocks_max: 8,
+            below_blocks: 0,
+        };
+        for mut policy in [Gittins::new(config), Gittins::reference(config)].map(Result::unwrap) {
+            let access = Access::plain(KeyHash(7));
+            policy.on_insert(BlockIx(0), &access);
+            assert_eq!(policy.index_of(&access), None);
+            policy.victim(&mut |_| true).unwrap();
+            assert!(policy.index_of(&access).unwrap() > 0.0);
+            let spans: Vec<_> = policy.prospect_of(&access).unwrap().collect();
+            assert!(
+                spans
+                    .iter()
+                    .all(|(chance, len_ms)| { (0.0..1.0).contains(chance) && *len_ms > 0.0 })
+            );
         }
     }
 }
