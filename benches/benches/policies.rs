@@ -17,7 +17,7 @@ fn main() {
     let is_wanted = |name: &&str| {
         wanted.iter().all(|arg| arg.starts_with('-')) || wanted.iter().any(|arg| arg == name)
     };
-    for policy in POLICY_NAMES.into_iter().filter(|name| is_wanted(&name)) {
+    for policy in POLICY_NAMES.into_iter().filter(|name| is_wanted(name)) {
         let hits = median(5, || {
             policy_hits(policy, 1_000_000, 5_000_000).expect("known")
         });

@@ -199,7 +199,7 @@ pub fn policy_chains(policy: &str, blocks: u32, requests: u64) -> Option<(Measur
         let session = random.below(sessions);
         let turn = &mut turns[session as usize];
         *turn = if *turn == 8 { 1 } else { *turn + 1 };
-        let life = request / (8 * sessions) << 40;
+        let life = (request / (8 * sessions)) << 40;
         let chain: Vec<_> = (0..*turn * ADDED)
             .map(|depth| {
                 let mut access = Access::plain(KeyHash(life | session << 8 | depth));
