@@ -463,7 +463,7 @@ mod tests {
                 random = random
                     .wrapping_mul(6_364_136_223_846_793_005)
                     .wrapping_add(1);
-                let share = (random >> 40) as f64 / (1 << 24) as f64;
+                let share = (random >> 40) as f64 / f64::from(1 << 24);
                 0.999 * share * share * share
             });
             for (rate, best) in pooled_rates(&chances).into_iter().zip(best_rates(&chances)) {
