@@ -98,7 +98,8 @@ pub struct PolicyBytes {
 pub enum Admission {
     /// The block may enter.
     Admit,
-    /// The block stays out; a put answers `Rejected(NotAdmitted)`.
+    /// The block stays out. A volatile put answers `Rejected(NotAdmitted)`; the block of a durable
+    /// one, or of a lookup that found it below, is in DRAM only as long as it is used.
     Decline,
 }
 

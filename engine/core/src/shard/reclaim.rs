@@ -397,6 +397,9 @@ impl State {
             EntryKind::Block => {
                 let block = self.find_at(shard, entry, location)?;
                 let record = self.index.record(block);
+                if self.tenants.has_lifetimes() && self.is_expired(block) {
+                    return None;
+                }
                 let in_dram = record.slot().is_some();
                 let keep = in_dram
                     || record.is(WARM)
