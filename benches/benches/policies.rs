@@ -1,20 +1,41 @@
-//! Cost of a hit and of an eviction with its insert, on each policy alone.
+//! Cost of a hit, of an eviction with its insert, and of a block of announced chains, on each
+//! policy alone; and the longest that one of these chains took.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a benchmark prints its result")]
 
-use terrace_benches::{median, policy_churn, policy_hits};
+use terrace_benches::{median, policy_chains, policy_churn, policy_hits};
 use terrace_engine::policy::POLICY_NAMES;
 
 fn main() {
-    println!("{:<8} {:>10} {:>14}", "policy", "hit ns", "evict+insert ns");
-    for policy in POLICY_NAMES {
+    println!(
+        "{:<16} {:>8} {:>16} {:>14} {:>14}",
+        "policy", "hit ns", "evict+insert ns", "chain block ns", "longest chain us"
+    );
+    // Names may be given, for a part of the table.
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let is_wanted = |name: &&str| {
+        wanted.iter().all(|arg| arg.starts_with('-')) || wanted.iter().any(|arg| arg == name)
+    };
+    for policy in POLICY_NAMES.into_iter().filter(|name| is_wanted(name)) {
         let hits = median(5, || {
             policy_hits(policy, 1_000_000, 5_000_000).expect("known")
         });
         let churn = median(5, || {
             policy_churn(policy, 1_000_000, 5_000_000).expect("known")
         });
-        println!("{policy:<8} {:>10.1} {:>14.1}", hits.ns, churn.ns);
+        let mut longest_ns = 0.0;
+        let chains = median(3, || {
+            let (chains, longest) = policy_chains(policy, 1_000_000, 400_000).expect("known");
+            longest_ns = longest;
+            chains
+        });
+        println!(
+            "{policy:<16} {:>8.1} {:>16.1} {:>14.1} {:>14.1}",
+            hits.ns,
+            churn.ns,
+            chains.ns,
+            longest_ns / 1e3
+        );
     }
 }

@@ -8,10 +8,11 @@
 
 pub mod wire;
 
+use std::collections::HashMap;
 use std::hint::black_box;
 use std::time::Instant;
 
-use terrace_engine::policy::{BlockIx, PolicyConfig, by_name};
+use terrace_engine::policy::{Admission, BlockIx, PolicyConfig, by_name};
 use terrace_engine::{
     Access, Engine, EngineConfig, GetOptions, KeyHash, PutOptions, TryGet, block_on,
 };
@@ -178,6 +179,70 @@ pub fn policy_churn(policy: &str, blocks: u32, count: u64) -> Option<Measured> {
     })
 }
 
+/// Requests of chains on a policy alone, announced: conversations of which each turn repeats all
+/// before and adds four blocks. Nanoseconds a block access, and the longest request's.
+#[must_use]
+pub fn policy_chains(policy: &str, blocks: u32, requests: u64) -> Option<(Measured, f64)> {
+    const ADDED: u64 = 4;
+    let config = PolicyConfig {
+        capacity_blocks: blocks as usize,
+        blocks_max: blocks + 1,
+        below_blocks: 0,
+    };
+    let mut policy = by_name(policy, config).ok()?;
+    let (mut random, mut vacant) = (Random(4), (0..blocks).map(BlockIx).collect::<Vec<_>>());
+    let sessions = u64::from(blocks) / 16;
+    let mut turns = vec![0_u64; sessions as usize];
+    let (mut resident, mut id_of) = (HashMap::new(), vec![KeyHash(0); blocks as usize + 1]);
+    let (mut ns, mut longest_ns, mut accesses, mut hash) = (0.0_f64, 0.0_f64, 0, 0_u64);
+    for request in 0..requests {
+        let session = random.below(sessions);
+        let turn = &mut turns[session as usize];
+        *turn = if *turn == 8 { 1 } else { *turn + 1 };
+        let life = (request / (8 * sessions)) << 40;
+        let chain: Vec<_> = (0..*turn * ADDED)
+            .map(|depth| {
+                let mut access = Access::plain(KeyHash(life | session << 8 | depth));
+                access.hint.depth = depth as u32;
+                access.context.clock_ms = request * 20;
+                access
+            })
+            .collect();
+        let begun = now();
+        policy.on_request(&chain);
+        for access in &chain {
+            if let Some(block) = resident.get(&access.id) {
+                policy.on_hit(*block, access);
+                continue;
+            }
+            if policy.admit(access) == Admission::Decline {
+                continue;
+            }
+            if vacant.is_empty() {
+                let gone = policy.victim(&mut |_| true);
+                vacant.extend(gone);
+                for gone in gone.iter().chain(&policy.take_pending()) {
+                    resident.remove(&id_of[gone.0 as usize]);
+                    hash = hash.wrapping_mul(31).wrapping_add(u64::from(gone.0));
+                }
+            }
+            let Some(block) = vacant.pop() else { continue };
+            policy.on_insert(block, access);
+            resident.insert(access.id, block);
+            id_of[block.0 as usize] = access.id;
+        }
+        let request_ns = per_op(begun, 1);
+        // The first requests find memory that was never touched.
+        if request > requests / 2 {
+            longest_ns = longest_ns.max(request_ns);
+            ns += request_ns;
+            accesses += chain.len();
+        }
+    }
+    let ns = ns / accesses.max(1) as f64;
+    Some((Measured { ns, hash }, longest_ns))
+}
+
 /// Takes and gives of slots in a nearly full pool.
 #[must_use]
 pub fn slab_churn(arena_mib: u64, len: u64, count: u64) -> Option<Measured> {
@@ -216,6 +281,8 @@ mod tests {
         for policy in POLICY_NAMES {
             let churn = || policy_churn(policy, 1000, 5000).expect("measured").hash;
             assert_eq!(churn(), churn(), "{policy}");
+            let chains = || policy_chains(policy, 1000, 500).expect("measured").0.hash;
+            assert_eq!(chains(), chains(), "{policy}");
             assert_eq!(
                 policy_hits(policy, 1000, 5000).expect("measured").hash,
                 1000

@@ -23,7 +23,7 @@ const BLOCKS_MAX: u32 = 200;
 
 /// Policies of whose state a restart keeps a part only; their files say which. They must go on
 /// after it, but not as if nothing had happened.
-const LOSES_BY_A_RESTART: [&str; 24] = [
+const LOSES_BY_A_RESTART: [&str; 25] = [
     "S3FIFO-lcs",
     "S3FIFO-lcs-t1",
     "LRU2nohist",
@@ -48,6 +48,7 @@ const LOSES_BY_A_RESTART: [&str; 24] = [
     "P-HAZ-hist",
     "P-HAZ-depth-hist",
     "P-GIT",
+    "default",
 ];
 
 /// Policies whose tags mean the same are of one family.
@@ -68,7 +69,7 @@ fn family(name: &str) -> &str {
 
 /// Whether a policy knows of chains, and so may spare the block before the one to come.
 fn is_prefix_aware(name: &str) -> bool {
-    name.starts_with("P-") || name == "LengthAware"
+    name.starts_with("P-") || ["LengthAware", "default"].contains(&name)
 }
 
 /// A request in the tests: a chain that shares its first blocks with chains of like number.
@@ -560,8 +561,8 @@ proptest! {
             let (mut run, mut twin) = (Run::new(name, capacity), Run::new(name, capacity));
             for &op in &ops {
                 prop_assert_eq!(run.apply(op), twin.apply(op), "{} {:?}", name, op);
-                // To ask P-GIT for a victim tells it that the hits of the request are over.
-                if name != "P-GIT" || !twin.is_under_way {
+                // To ask P-GIT or the default for a victim tells it that the hits of the request are over.
+                if !matches!(name, "P-GIT" | "default") || !twin.is_under_way {
                     prop_assert_eq!(twin.apply(REFUSE_ALL), []);
                 }
             }

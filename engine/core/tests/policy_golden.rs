@@ -441,6 +441,37 @@ fn hits_over_web12_equal_golden() {
     compare("web12", "cache2k_web12.trace.xz", cache2k, Which::Flat, 19);
 }
 
+/// Nobody else has numbers for the default: these are its own, so that a change of it shows.
+#[test]
+fn hits_of_the_default_are_as_recorded() {
+    let traces = [
+        (
+            "conversation",
+            "conversation_trace.jsonl.zst",
+            [13_267, 31_952, 66_265, 86_969, 100_999, 104_081],
+        ),
+        (
+            "arxiv1000",
+            "mooncake_trace_1000.jsonl.zst",
+            [4077, 5571, 5704, 5892, 6103, 6737],
+        ),
+        (
+            "weka120",
+            "weka_agentic_512.jsonl.zst",
+            [16_519, 142_763, 478_717, 658_128, 791_178, 829_878],
+        ),
+    ];
+    for (name, file, recorded) in traces {
+        let Some((trace, golden)) = expected(name, file, mooncake) else {
+            return;
+        };
+        let capacities = integers(&golden["caps"]).into_iter();
+        let hits = capacities.map(|capacity| trace.count(&run("default", &trace, capacity)));
+        let hits: Vec<_> = hits.map(|hits| hits.prefix_valid).collect();
+        assert_eq!(hits, recorded, "{name}");
+    }
+}
+
 /// There are no numbers of others for these: what the bounded forms lose against the exact ones,
 /// and against no history at all, at one and ten percent of the blocks.
 #[test]

@@ -260,7 +260,7 @@ impl From<HugeVecError> for PolicyError {
 type Make = fn(PolicyConfig) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// The policies built in, by name.
-const BUILT_IN: [(&str, Make); 34] = [
+const BUILT_IN: [(&str, Make); 35] = [
     ("FIFO", |config| Ok(Box::new(Fifo::new(config)?))),
     ("CLOCK", |config| Ok(Box::new(Clock::new(config)?))),
     ("CLOCK2b", |config| Ok(Box::new(Clock::two_bits(config)?))),
@@ -324,7 +324,8 @@ const BUILT_IN: [(&str, Make); 34] = [
     ("P-HAZ-depth-hist", |config| {
         prefix(PrefixOrder::HazardByDepth, true, config)
     }),
-    ("P-GIT", |config| Ok(Box::new(Gittins::new(config)?))),
+    ("default", |config| Ok(Box::new(Gittins::new(config)?))),
+    ("P-GIT", |config| Ok(Box::new(Gittins::reference(config)?))),
 ];
 
 fn s3fifo(variant: S3FifoVariant, config: PolicyConfig) -> Result<Box<dyn Policy>, PolicyError> {

@@ -47,9 +47,15 @@ impl Request {
         let mut kinds = accesses.iter().map(|access| access.hint.kind);
         self.has_kinds = kinds.any(|kind| kind != BlockKind::Unknown);
         accesses.iter().for_each(|access| self.push(access));
-        // A shard may not hold the last block of the chain, and then takes a full one for it: so
-        // this is a guess that gives way to what the caller says.
-        if let Some(last) = self.steps.last_mut().filter(|_| !self.has_kinds) {
+        // A guess that gives way to what the caller says. A shard that hears of some blocks of a
+        // chain only does not know which is the last.
+        let is_whole =
+            self.steps.last().map(|step| step.depth as usize + 1) == Some(self.steps.len());
+        if let Some(last) = self
+            .steps
+            .last_mut()
+            .filter(|_| is_whole && !self.has_kinds)
+        {
             last.is_tail = true;
         }
     }

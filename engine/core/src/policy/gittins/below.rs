@@ -4,7 +4,9 @@
 use terrace_types::{Access, BlockIx};
 
 use super::super::{Admission, BelowRule};
-use super::{Gittins, GroupIx, Place};
+use super::Gittins;
+use super::groups::GroupIx;
+use super::settle::Place;
 
 impl Gittins {
     /// Whether a block that was just given up is worth a write. One that left no ghost is.
@@ -35,22 +37,27 @@ impl Gittins {
     /// The chance that a known block is used while it would stay below.
     fn worth_below(&self, resident: Option<BlockIx>, access: &Access) -> Option<f64> {
         let stay_ms = self.below.as_ref().map(BelowRule::stay_ms)?;
-        let group = match resident {
-            Some(block) => self.facts[block.0 as usize].group,
-            None => self.group_of_gone(access)?,
+        let (category, bin) = match (resident, self.gone) {
+            (None, Some((id, category, bin))) if id == access.id => (category, bin),
+            _ => {
+                let group = match resident {
+                    Some(block) => self.facts[block.0 as usize].group,
+                    None => self.group_of_gone(access)?,
+                };
+                // One whose use is being settled is in no group: it is used now.
+                if group == 0 {
+                    return Some(1.0);
+                }
+                (self.groups.category(group), self.groups.bin(group))
+            }
         };
-        // One whose use is being settled is in no group: it is used now.
-        if group == 0 {
-            return Some(1.0);
-        }
-        let (category, bin) = (self.groups.category(group), self.groups.bin(group));
         Some(self.index.chance_within(category, bin, stay_ms))
     }
 
     /// The group of a block that is not resident.
     fn group_of_gone(&self, access: &Access) -> Option<GroupIx> {
-        if let Some(ghost) = self.ghosts.find(access.id) {
-            return Some(self.ghost_facts[ghost.0 as usize].group);
+        if let Some(facts) = self.history.get(access.id) {
+            return Some(facts.group);
         }
         let mut steps = self.current.request.steps().iter();
         let step = steps.position(|step| step.id == access.id)?;

@@ -1,16 +1,18 @@
-//! What P-GIT remembers of a block, and its category by that.
+//! What is remembered of a block, resident or gone, and its category by that.
 
 use bytemuck::Zeroable;
+use terrace_types::KeyHash;
 
 use super::groups::GroupIx;
 
-/// Turns are counted up to this, uses up to the other.
-pub(super) const TURNS_MAX: u8 = 250;
+/// Turns are counted up to this: no category tells more apart.
+pub(super) const TURNS_MAX: u8 = 15;
+/// Uses are counted up to this.
 pub(super) const USES_MAX: u8 = 63;
 
 /// The first category of blocks that requests share, then that of all others.
 const CATEGORY_SHARED: usize = 1;
-const CATEGORY_TURN: usize = 6;
+pub(super) const CATEGORY_TURN: usize = 6;
 /// Categories of shared blocks, by uses.
 const SHARED_MAX: u32 = 6;
 /// The fourth turn and later ones are one.
@@ -20,31 +22,45 @@ const NEW_BLOCKS: [usize; 5] = [1, 3, 7, 15, 31];
 /// Categories of one turn, by new blocks.
 const BY_NEW: usize = NEW_BLOCKS.len() + 1;
 
-/// What is remembered of a known block. 12 bytes.
-#[derive(Clone, Copy, Zeroable)]
+/// What is remembered of a known block. 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Zeroable)]
 #[repr(C)]
 pub(super) struct Facts {
     /// That of its last use; zero while a use is being settled.
     pub(super) group: GroupIx,
     /// What is kept of the id of the block that came after it last; zero when there was none.
-    pub(super) child: u32,
-    /// Turns of its conversation when it came.
-    pub(super) turn: u8,
+    pub(super) child: u16,
     pub(super) uses: u8,
-    /// Whether requests went apart below it.
-    pub(super) is_shared: bool,
-    /// Whether that child was the last block of its request.
-    pub(super) child_is_tail: bool,
+    /// Turns of its conversation when it came, and flags above them.
+    turn_and_flags: u8,
 }
 
+/// Requests went apart below the block.
+pub(super) const SHARED: u8 = 1 << 4;
+/// The child named was the last block of its request.
+pub(super) const CHILD_IS_TAIL: u8 = 1 << 5;
+/// The block was the last full one of its request.
+pub(super) const END: u8 = 1 << 6;
+/// The block is a step of the request under way.
+pub(super) const IN_REQUEST: u8 = 1 << 7;
+
 impl Facts {
+    pub(super) const fn turn(self) -> u8 {
+        self.turn_and_flags & TURNS_MAX
+    }
+
+    pub(super) const fn set_turn(&mut self, turn: u8) {
+        let turn = if turn < TURNS_MAX { turn } else { TURNS_MAX };
+        self.turn_and_flags = self.turn_and_flags & !TURNS_MAX | turn;
+    }
+
     /// The category of a block that was just used, as the last of its request or not, in a
     /// conversation of `turn` turns and a request that brings `new_blocks`.
-    pub(super) fn category(&self, is_tail: bool, turn: u8, new_blocks: usize) -> usize {
+    pub(super) fn category(self, is_tail: bool, turn: u8, new_blocks: usize) -> usize {
         if is_tail {
             return 0;
         }
-        if self.is_shared {
+        if self.has(SHARED) {
             let bits = u8::BITS - self.uses.leading_zeros();
             return CATEGORY_SHARED + bits.clamp(2, SHARED_MAX) as usize - 2;
         }
@@ -55,11 +71,21 @@ impl Facts {
     pub(super) fn of_category(category: usize) -> Self {
         let is_shared = (CATEGORY_SHARED..CATEGORY_TURN).contains(&category);
         let turns = category.saturating_sub(CATEGORY_TURN) / BY_NEW;
-        Self {
-            turn: turns as u8 + 1,
-            uses: if is_shared { 1 << category } else { 1 },
-            is_shared,
-            ..Self::zeroed()
+        let mut facts = Self::zeroed();
+        facts.set_turn(turns as u8 + 1);
+        facts.uses = if is_shared { 1 << category } else { 1 };
+        facts.set(SHARED, is_shared);
+        facts
+    }
+
+    pub(super) const fn has(self, flag: u8) -> bool {
+        self.turn_and_flags & flag != 0
+    }
+
+    pub(super) const fn set(&mut self, flag: u8, on: bool) {
+        self.turn_and_flags &= !flag;
+        if on {
+            self.turn_and_flags |= flag;
         }
     }
 }
@@ -70,6 +96,20 @@ pub(super) fn category_of_turn(turn: u8, new_blocks: usize) -> usize {
     CATEGORY_TURN + usize::from(turn.clamp(1, TURNS_TOLD_APART) - 1) * BY_NEW + by_new
 }
 
+/// What is kept of a child's id.
+pub(super) const fn child_of(id: KeyHash) -> u16 {
+    let kept = (mixed(id) >> 48) as u16;
+    if kept == 0 { 1 } else { kept }
+}
+
+/// The bits of an id, evenly spread whatever the caller's hash is.
+pub(super) const fn mixed(id: KeyHash) -> u64 {
+    // The last steps of splitmix64.
+    let bits = (id.0 ^ (id.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::index::CATEGORIES;
@@ -77,10 +117,11 @@ mod tests {
 
     #[test]
     fn categories_are_the_last_block_then_shared_ones_by_uses_then_turns_by_new_blocks() {
-        let shared = |uses| Facts {
-            uses,
-            is_shared: true,
-            ..Facts::zeroed()
+        let shared = |uses| {
+            let mut facts = Facts::zeroed();
+            facts.uses = uses;
+            facts.set(SHARED, true);
+            facts
         };
         assert_eq!(shared(40).category(true, 9, 9), 0);
         let by_uses =
@@ -95,13 +136,28 @@ mod tests {
     }
 
     #[test]
+    fn turn_and_flags_do_not_touch_each_other() {
+        let mut facts = Facts::zeroed();
+        for flag in [SHARED, CHILD_IS_TAIL, END, IN_REQUEST] {
+            facts.set_turn(200);
+            facts.set(flag, true);
+            assert!(facts.has(flag));
+            assert_eq!(facts.turn(), TURNS_MAX);
+            facts.set(flag, false);
+            facts.set_turn(3);
+            assert_eq!((facts.turn(), facts.has(flag)), (3, false));
+        }
+        assert_eq!(size_of::<Facts>(), 8);
+    }
+
+    #[test]
     fn facts_of_a_category_are_of_that_category() {
         for category in 1..CATEGORIES {
             let facts = Facts::of_category(category);
             let new_blocks = [0, 2, 4, 8, 16, 32];
             let mut categories = new_blocks
                 .iter()
-                .map(|&new_blocks| facts.category(false, facts.turn, new_blocks));
+                .map(|&new_blocks| facts.category(false, facts.turn(), new_blocks));
             assert!(categories.any(|other| other == category), "{category}");
         }
     }

@@ -1,15 +1,19 @@
 //! Groups of blocks that one request used last and that are of one category, and the leaves of
-//! each; 48 bytes a group, and a few KiB.
+//! each; 56 bytes a group, 4 a block, and a few KiB.
+//!
+//! Where the count of groups is bounded, requests share them: a group takes in the blocks of
+//! later requests for a span of time that doubles and halves with the count.
 //!
 //! A group grows older from bin to bin of age. The groups of one category and bin are a cell; it
 //! holds those that have leaves in a pairing heap by number (Fredman, Sedgewick, Sleator and
 //! Tarjan 1986), and a tournament over the cells knows the one of least worth.
 //!
 //! **Invariants**
-//! - A group is there as long as a known block names it: `alive` counts these.
+//! - A group is there as long as a known block names it: `alive` counts these, and `gone` more
+//!   that are forgotten but belong to the ends that are remembered, see [`Groups::lose`].
 //! - Numbers, and the times of groups, never fall; each bin lists its groups by number.
-//! - A group is in the heap of its cell exactly when it has leaves. They are a list, whose links
-//!   are the leaves' marks: next leaf plus one.
+//! - A group is in the heap of its cell exactly when it has leaves. They are a list: the next
+//!   leaf plus one is the leaf's mark, and the one before is in an array of its own.
 
 use bytemuck::Zeroable;
 use terrace_slab::{HugeVec, HugeVecError};
@@ -32,6 +36,9 @@ struct Group {
     number: u64,
     time_ms: u64,
     alive: u32,
+    /// Blocks that are forgotten, and ends remembered that stand for them.
+    gone: u32,
+    ends: u32,
     /// Neighbours in the list of its bin; `newer` links unused groups, too.
     older: GroupIx,
     newer: GroupIx,
@@ -48,6 +55,11 @@ struct Group {
 /// See the module's text.
 pub(super) struct Groups {
     groups: HugeVec<Group>,
+    /// By leaf: the one before it in the list of its group plus one.
+    leaf_before: HugeVec<u32>,
+    /// How many groups there are.
+    count: usize,
+    sharing: Option<Sharing>,
     unused: GroupIx,
     /// The number of the next group.
     number: u64,
@@ -68,17 +80,70 @@ pub(super) struct Least {
     pub(super) leaf: BlockIx,
 }
 
+/// How requests share groups, so that there are at most so many.
+struct Sharing {
+    count_max: usize,
+    /// For how long a group takes in blocks.
+    span_ms: u64,
+    /// When that was changed.
+    changed_ms: u64,
+    /// The newest group of each category, if it is still there.
+    newest: [GroupIx; CATEGORIES],
+}
+
+/// Longest and shortest span for which requests share a group. One of zero is of one instant.
+const SPAN_MS: (u64, u64) = (16, 1 << 24);
+
+impl Sharing {
+    /// Makes the span fit `count` groups. Groups become fewer as their blocks are used or
+    /// forgotten, so a change is given time to show.
+    fn adapt(&mut self, count: usize, now_ms: u64) {
+        let passed = now_ms.saturating_sub(self.changed_ms);
+        if count > self.count_max / 4 * 3 && passed >= self.span_ms {
+            self.span_ms = (self.span_ms * 2).clamp(SPAN_MS.0, SPAN_MS.1);
+        } else if count < self.count_max / 4 && self.span_ms > 0 && passed >= 64 * self.span_ms {
+            self.span_ms = Some(self.span_ms / 2)
+                .filter(|span| *span >= SPAN_MS.0)
+                .unwrap_or(0);
+        } else {
+            return;
+        }
+        self.changed_ms = now_ms;
+    }
+}
+
 impl Groups {
-    /// No groups, of at most `groups_max` at a time. Takes address space, not memory.
-    pub(super) fn new(groups_max: usize) -> Result<Self, HugeVecError> {
-        Ok(Self {
+    /// No groups, of at most `groups_max` at a time, for blocks numbered below `blocks_max`. Takes
+    /// address space, not memory.
+    pub(super) fn new(groups_max: usize, blocks_max: u32) -> Result<Self, HugeVecError> {
+        let mut groups = Self {
             groups: HugeVec::with_capacity(groups_max)?,
+            leaf_before: HugeVec::with_capacity(blocks_max as usize)?,
+            count: 0,
+            sharing: None,
             unused: 0,
             number: 0,
             bins: [[0; 2]; BINS],
             roots: Box::new([0; CELLS]),
             worths: Box::new([f64::INFINITY; PLACES]),
             winners: Box::new([0; PLACES]),
+        };
+        (1..PLACES).rev().for_each(|place| groups.play(place));
+        Ok(groups)
+    }
+
+    /// No groups; requests share them so that there are at most `groups_max`, which is far more
+    /// than there are categories.
+    pub(super) fn shared(groups_max: usize, blocks_max: u32) -> Result<Self, HugeVecError> {
+        let sharing = Sharing {
+            count_max: groups_max - CATEGORIES,
+            span_ms: 0,
+            changed_ms: 0,
+            newest: [0; CATEGORIES],
+        };
+        Ok(Self {
+            sharing: Some(sharing),
+            ..Self::new(groups_max, blocks_max)?
         })
     }
 
@@ -90,12 +155,7 @@ impl Groups {
         &mut self.groups[group as usize - 1]
     }
 
-    /// The number that the next group will have.
-    pub(super) const fn next_number(&self) -> u64 {
-        self.number
-    }
-
-    /// A group's number.
+    /// A group's number, which no other had; larger than any when the group is gone.
     pub(super) fn number(&self, group: GroupIx) -> u64 {
         self.at(group).number
     }
@@ -110,8 +170,29 @@ impl Groups {
         self.at(group).bin.into()
     }
 
-    /// A new group without blocks. `time_ms` is not less than that of the one before.
-    pub(super) fn create(&mut self, time_ms: u64, category: usize) -> GroupIx {
+    /// The group that blocks of `category` used at `time_ms` join, which is not less than that of
+    /// the one before. A new one has no blocks yet.
+    pub(super) fn open(&mut self, time_ms: u64, category: usize) -> GroupIx {
+        let count = self.count;
+        let Some(sharing) = &mut self.sharing else {
+            return self.create(time_ms, category);
+        };
+        sharing.adapt(count, time_ms);
+        let (newest, span_ms) = (sharing.newest[category], sharing.span_ms);
+        let is_full = count >= sharing.count_max;
+        if newest != 0 && (is_full || time_ms - self.at(newest).time_ms <= span_ms) {
+            return newest;
+        }
+        let group = self.create(time_ms, category);
+        self.sharing
+            .iter_mut()
+            .for_each(|sharing| sharing.newest[category] = group);
+        group
+    }
+
+    /// A new group without blocks.
+    fn create(&mut self, time_ms: u64, category: usize) -> GroupIx {
+        self.count += 1;
         let group = if self.unused == 0 {
             let count = self.groups.len();
             self.groups.grow_to(count + 1);
@@ -131,23 +212,59 @@ impl Groups {
         group
     }
 
-    /// One more block names the group.
-    pub(super) fn join(&mut self, group: GroupIx) {
-        self.at_mut(group).alive += 1;
+    /// One more block names the group: it has come to the ages that the group has.
+    pub(super) fn join(&mut self, group: GroupIx, index: &mut Index) {
+        let fields = self.at_mut(group);
+        fields.alive += 1;
+        let (category, bin) = (fields.category.into(), fields.bin.into());
+        (0..=bin).for_each(|bin| index.age(category, bin, 1));
     }
 
-    /// One block fewer names the group; true when it is gone with it.
-    pub(super) fn leave(&mut self, group: GroupIx) -> bool {
+    /// The end of a chain that names the group is remembered.
+    pub(super) fn remember_end(&mut self, group: GroupIx) {
+        self.at_mut(group).ends += 1;
+    }
+
+    /// A block that names the group is forgotten. While an end of its chain is remembered that
+    /// stands for it, and the block is as if known.
+    pub(super) fn lose(&mut self, group: GroupIx) {
+        let fields = self.at_mut(group);
+        if fields.ends > 0 {
+            fields.gone += 1;
+        } else {
+            self.leave(group);
+        }
+    }
+
+    /// An end is remembered no longer, and names the group still: the blocks it stood for leave.
+    /// Their count.
+    pub(super) fn forget_end(&mut self, group: GroupIx) -> u32 {
+        let fields = self.at_mut(group);
+        let share = fields.gone / fields.ends;
+        fields.gone -= share;
+        fields.ends -= 1;
+        fields.alive -= share;
+        share
+    }
+
+    /// One block fewer names the group, which is gone with the last.
+    pub(super) fn leave(&mut self, group: GroupIx) {
         let fields = self.at_mut(group);
         fields.alive -= 1;
         if fields.alive > 0 {
-            return false;
+            return;
         }
         assert_eq!(fields.leaf, 0, "a group that nobody names has leaves");
         self.unlink(group);
-        self.at_mut(group).newer = self.unused;
-        self.unused = group;
-        true
+        let category = self.category(group);
+        if let Some(sharing) = &mut self.sharing {
+            let newest = &mut sharing.newest[category];
+            *newest = if *newest == group { 0 } else { *newest };
+        }
+        self.count -= 1;
+        let unused = std::mem::replace(&mut self.unused, group);
+        let fields = self.at_mut(group);
+        (fields.number, fields.newer) = (u64::MAX, unused);
     }
 
     /// It is `now_ms`: groups move on to the bins of their ages, and the index learns of it.
@@ -213,31 +330,29 @@ impl Groups {
     ) {
         let first = std::mem::replace(&mut self.at_mut(group).leaf, leaf.0 + 1);
         chain.set_mark(leaf, first);
-        if first == 0 {
-            self.enter_cell(group, index);
+        self.leaf_before.grow_to(leaf.0 as usize + 1);
+        self.leaf_before[leaf.0 as usize] = 0;
+        match first.checked_sub(1) {
+            Some(next) => self.leaf_before[next as usize] = leaf.0 + 1,
+            None => self.enter_cell(group, index),
         }
     }
 
     /// The block is no leaf any more, or may not go.
-    ///
-    /// A request leaves one leaf. A group has more of them only when blocks in the middle of its
-    /// chain were removed, so the walk is short.
     pub(super) fn leave_leaf(&mut self, group: GroupIx, leaf: BlockIx, chain: &mut Chain) {
         let next = chain.mark(leaf);
         chain.set_mark(leaf, 0);
-        let first = self.at(group).leaf;
-        if first == leaf.0 + 1 {
-            self.at_mut(group).leaf = next;
-            if next == 0 {
-                self.leave_cell(group);
-            }
-            return;
+        let before = self.leaf_before[leaf.0 as usize];
+        if let Some(next) = next.checked_sub(1) {
+            self.leaf_before[next as usize] = before;
         }
-        let mut before = BlockIx(first - 1);
-        while chain.mark(before) != leaf.0 + 1 {
-            before = BlockIx(chain.mark(before) - 1);
+        match before.checked_sub(1) {
+            Some(before) => chain.set_mark(BlockIx(before), next),
+            None => self.at_mut(group).leaf = next,
         }
-        chain.set_mark(before, next);
+        if before == 0 && next == 0 {
+            self.leave_cell(group);
+        }
     }
 
     /// The leaf of least worth: the first of the oldest group in the cell of least worth.
@@ -260,6 +375,17 @@ impl Groups {
         (1..PLACES).rev().for_each(|place| self.play(place));
     }
 
+    /// The worths of one category were worked out anew.
+    pub(super) fn weigh_category(&mut self, category: usize, index: &Index) {
+        for bin in 0..BINS {
+            let cell = category * BINS + bin;
+            if self.roots[cell] != 0 {
+                self.worths[cell] = index.worth(category, bin);
+                self.replay(cell);
+            }
+        }
+    }
+
     /// All leaves that may go. Allocates nothing.
     pub(super) fn leaves(&self, chain: &Chain) -> impl Iterator<Item = BlockIx> {
         let groups = self
@@ -277,6 +403,16 @@ impl Groups {
         self.groups.bytes()
     }
 
+    /// Bytes of the links of leaves.
+    pub(super) const fn leaf_bytes(&self) -> u64 {
+        self.leaf_before.bytes()
+    }
+
+    /// How old a group is at `now_ms`.
+    pub(super) fn age_ms(&self, group: GroupIx, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(self.at(group).time_ms)
+    }
+
     /// Panics unless each group is named as often as it says; for tests.
     pub(super) fn check_alive(&self, named: impl Iterator<Item = GroupIx>) {
         let mut counts = std::collections::HashMap::new();
@@ -286,8 +422,12 @@ impl Groups {
             .iter()
             .flat_map(|[oldest, _]| self.newer_from(*oldest));
         for group in groups {
-            let alive = self.at(group).alive;
-            assert_eq!(counts.remove(&group), Some(alive), "blocks of a group");
+            let Group {
+                alive, gone, ends, ..
+            } = *self.at(group);
+            let named = counts.remove(&group).unwrap_or(0);
+            assert_eq!(named + gone, alive, "blocks of a group");
+            assert!(gone == 0 || ends > 0, "blocks of no end");
         }
         assert!(
             counts.is_empty(),

@@ -1,4 +1,4 @@
-//! What P-GIT has learned: at what ages blocks of a category are used again, and what a block is
+//! What is learned: at what ages blocks of a category are used again, and what a block is
 //! worth by that.
 //!
 //! For each category two rows over bins of age: how many blocks came to be that old, and how many
@@ -7,6 +7,10 @@
 //! stand in, scaled to it. A block's worth is its Gittins index (Gittins, "Bandit Processes and
 //! Dynamic Allocation Indices", 1979): the most uses for the time held that can be had from its
 //! age on, by holding it up to the best age to let it go.
+//!
+//! [`Prior`] says what is assumed before anything is seen: the reference takes all categories for
+//! equal, the default policy begins with what is common to loads, and lets a category that has
+//! seen little borrow from the categories like it before it borrows from all.
 //!
 //! Plain arithmetic in the order written, so that the same counts give the same bits anywhere.
 
@@ -35,8 +39,34 @@ const SHAPE_WEIGHT: f64 = 100.0;
 /// Largest chance taken over from all categories, and the largest at all.
 const CHANCE_MAX: (f64, f64) = (0.95, 0.999);
 
+/// How many blocks of each bin are assumed to have been seen by the default, and the uses of a
+/// thousand of these: few at once, most around two minutes, ever fewer then. Gaps of conversations
+/// of people and of agents have this in common, at different scales.
+const ASSUMED_SEEN: f64 = 200.0;
+const ASSUMED_USED_OF_1000: Row = [
+    5.0, 5.0, 5.0, 5.0, 10.0, 10.0, 10.0, 20.0, 20.0, 20.0, 30.0, 30.0, 30.0, 40.0, 40.0, 50.0,
+    60.0, 70.0, 80.0, 90.0, 100.0, 100.0, 100.0, 100.0, 100.0, 90.0, 80.0, 70.0, 60.0, 50.0, 50.0,
+    40.0, 40.0, 30.0, 30.0, 30.0, 20.0, 20.0, 20.0,
+];
+/// How often the default expects blocks of each category to be used, beside all of its class: the
+/// last block hardly ever; shared ones the more the more they were; conversations the more turns
+/// they had and the less a turn brings.
+const ASSUMED_SCALES: [f64; CATEGORIES] = [
+    0.1, 1.3, 1.5, 2.0, 2.5, 3.0, 1.0, 1.0, 1.0, 0.8, 0.7, 0.6, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 1.3,
+    1.3, 0.9, 0.7, 0.5, 0.5, 1.7, 1.5, 1.4, 1.0, 0.5, 0.4,
+];
+/// How many blocks of its own a bin of a class needs before its chance counts half.
+const CLASS_WEIGHT: f64 = 300.0;
+/// Classes of categories: last blocks, shared blocks, all others.
+const CLASSES: usize = 3;
+const CLASS_BEGINS: [usize; CLASSES + 1] = [0, 1, 6, CATEGORIES];
+
+/// The age by which this share of the uses seen have come is the horizon.
+const HORIZON_SHARE: f64 = 0.95;
+
 /// How the learned state begins when it is saved: a name and the number of its layout.
 const MAGIC: &[u8; 8] = b"P-GIT \0\x01";
+const MAGIC_DEFAULT: &[u8; 8] = b"default\x01";
 /// No count comes near this.
 const COUNT_MAX: f64 = 1e15;
 
@@ -57,37 +87,60 @@ const EMPTY: Counts = Counts {
     at_risk: [0.0; BINS],
 };
 
+/// What is assumed before anything is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prior {
+    /// That of P-GIT.
+    Reference,
+    /// That of the default policy.
+    Common,
+}
+
 /// See the module's text.
 pub(super) struct Index {
+    prior: Prior,
     counts: Box<[Counts; CATEGORIES]>,
     pooled: Counts,
     chances: Box<[Row; CATEGORIES]>,
     worths: Box<[Row; CATEGORIES]>,
+    /// Chances of each class, and whether a category has learned since its worths were worked out.
+    class_chances: [Row; CLASSES],
+    has_learned: [bool; CATEGORIES],
+    /// The category to look at next.
+    next: usize,
+    horizon_ms: u64,
 }
 
 impl Index {
     /// Nothing learned yet.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(prior: Prior) -> Self {
         let mut index = Self {
+            prior,
             counts: Box::new([EMPTY; CATEGORIES]),
             pooled: EMPTY,
             chances: Box::new([[0.0; BINS]; CATEGORIES]),
             worths: Box::new([[0.0; BINS]; CATEGORIES]),
+            class_chances: [[0.0; BINS]; CLASSES],
+            has_learned: [false; CATEGORIES],
+            next: 0,
+            horizon_ms: EDGES_MS[1],
         };
         index.weigh();
         index
     }
 
-    /// A block of `category` was used again at an age in `bin`.
-    pub(super) fn use_again(&mut self, category: usize, bin: usize) {
-        self.counts[category].used[bin] += 1.0;
-        self.pooled.used[bin] += 1.0;
+    /// `blocks` of `category` were used again at an age in `bin`.
+    pub(super) fn use_again(&mut self, category: usize, bin: usize, blocks: u32) {
+        self.counts[category].used[bin] += f64::from(blocks);
+        self.pooled.used[bin] += f64::from(blocks);
+        self.has_learned[category] = true;
     }
 
     /// `blocks` of `category` came to be as old as `bin`.
     pub(super) fn age(&mut self, category: usize, bin: usize, blocks: u32) {
         self.counts[category].at_risk[bin] += f64::from(blocks);
         self.pooled.at_risk[bin] += f64::from(blocks);
+        self.has_learned[category] = true;
     }
 
     /// What was learned so far counts half from here on.
@@ -103,16 +156,99 @@ impl Index {
         self.worths[category][bin]
     }
 
-    /// Works out anew what blocks are worth.
+    /// The chance of a use within each bin of age from `bin` on, and the bin's length in
+    /// milliseconds, for blocks of `category`.
+    pub(super) fn prospect(&self, category: usize, bin: usize) -> impl Iterator<Item = (f64, f64)> {
+        let chances = self.chances[category].into_iter();
+        let lens_ms = EDGES_MS
+            .windows(2)
+            .map(|ends| milliseconds(ends[1] - ends[0]));
+        chances.zip(lens_ms).skip(bin)
+    }
+
+    /// The age by which nearly all uses come that come at all, in milliseconds.
+    pub(super) const fn horizon_ms(&self) -> u64 {
+        self.horizon_ms
+    }
+
+    /// Works out anew what all blocks are worth.
     pub(super) fn weigh(&mut self) {
+        self.weigh_classes();
+        (0..CATEGORIES).for_each(|category| self.weigh_category(category));
+    }
+
+    /// Works out anew what all blocks of one category are worth: the next that has learned
+    /// something. It, if there is one.
+    pub(super) fn weigh_next(&mut self) -> Option<usize> {
+        let in_turn = (0..CATEGORIES).map(|step| (self.next + step) % CATEGORIES);
+        let category = in_turn.into_iter().find(|at| self.has_learned[*at])?;
+        if category < self.next {
+            self.weigh_classes();
+        }
+        self.next = category + 1;
+        self.weigh_category(category);
+        Some(category)
+    }
+
+    fn weigh_category(&mut self, category: usize) {
+        let counts = &self.counts[category];
+        let class = CLASS_BEGINS
+            .iter()
+            .skip(2)
+            .filter(|begin| category >= **begin)
+            .count();
+        let class = if category == 0 { 0 } else { class + 1 };
+        self.has_learned[category] = false;
+        let (chances, rates) = match self.prior {
+            Prior::Reference => {
+                let chances = counts.chances(&self.class_chances[class], 1.0);
+                (chances, best_rates(&chances))
+            }
+            Prior::Common => {
+                let scale = ASSUMED_SCALES[category];
+                let chances = counts.chances(&self.class_chances[class], scale);
+                (chances, pooled_rates(&chances))
+            }
+        };
+        self.chances[category] = chances;
+        self.worths[category] = rates;
+    }
+
+    /// Works out the chances that categories borrow from.
+    fn weigh_classes(&mut self) {
         let mut common = [0.0; BINS];
         for (bin, chance) in common.iter_mut().enumerate() {
-            *chance = (self.pooled.used[bin] + ASSUMED.0) / (self.pooled.at_risk[bin] + ASSUMED.1);
+            let (used, seen) = match self.prior {
+                Prior::Reference => ASSUMED,
+                Prior::Common => (
+                    ASSUMED_SEEN * 1e-3 * ASSUMED_USED_OF_1000[bin],
+                    ASSUMED_SEEN,
+                ),
+            };
+            *chance = (self.pooled.used[bin] + used) / (self.pooled.at_risk[bin] + seen);
         }
-        let rows = self.chances.iter_mut().zip(self.worths.iter_mut());
-        for (counts, (chances, worths)) in self.counts.iter().zip(rows) {
-            *chances = counts.chances(&common);
-            *worths = best_rates(chances);
+        if self.prior == Prior::Reference {
+            self.class_chances = [common; CLASSES];
+            return;
+        }
+        for (class, chances) in self.class_chances.iter_mut().enumerate() {
+            let mut sum = EMPTY;
+            for counts in &self.counts[CLASS_BEGINS[class]..CLASS_BEGINS[class + 1]] {
+                sum.add(counts);
+            }
+            let scale = sum.scale(&common, 1.0);
+            for (bin, chance) in chances.iter_mut().enumerate() {
+                let assumed = CLASS_WEIGHT * CHANCE_MAX.0.min(scale * common[bin]);
+                *chance = (sum.used[bin] + assumed) / (sum.at_risk[bin] + CLASS_WEIGHT);
+            }
+        }
+        self.horizon_ms = self.pooled.age_of_uses(HORIZON_SHARE);
+    }
+
+    const fn magic(prior: Prior) -> &'static [u8; 8] {
+        match prior {
+            Prior::Reference => MAGIC,
+            Prior::Common => MAGIC_DEFAULT,
         }
     }
 
@@ -131,16 +267,18 @@ impl Index {
         let all = self.counts.iter().chain([&self.pooled]);
         let numbers = all.flat_map(|counts| counts.used.into_iter().chain(counts.at_risk));
         let bytes = numbers.flat_map(f64::to_le_bytes);
-        MAGIC.iter().copied().chain(bytes).collect()
+        let magic = Self::magic(self.prior).iter();
+        magic.copied().chain(bytes).collect()
     }
 
     /// The state that [`Index::save`] gave these bytes for; none for any other bytes.
-    pub(super) fn of_saved(bytes: &[u8]) -> Option<Self> {
-        let (numbers, rest) = bytes.strip_prefix(MAGIC)?.as_chunks::<8>();
+    pub(super) fn of_saved(prior: Prior, bytes: &[u8]) -> Option<Self> {
+        let numbers = bytes.strip_prefix(Self::magic(prior))?;
+        let (numbers, rest) = numbers.as_chunks::<8>();
         if numbers.len() != (CATEGORIES + 1) * 2 * BINS || !rest.is_empty() {
             return None;
         }
-        let mut index = Self::new();
+        let mut index = Self::new(prior);
         let mut numbers = numbers.iter().map(|bytes| f64::from_le_bytes(*bytes));
         for counts in index.counts.iter_mut().chain([&mut index.pooled]) {
             for count in counts.used.iter_mut().chain(&mut counts.at_risk) {
@@ -155,14 +293,39 @@ impl Index {
 }
 
 impl Counts {
-    /// The chance of a use within each bin; `common` is that of all categories.
-    fn chances(&self, common: &Row) -> Row {
+    fn add(&mut self, other: &Self) {
+        for bin in 0..BINS {
+            self.used[bin] += other.used[bin];
+            self.at_risk[bin] += other.at_risk[bin];
+        }
+    }
+
+    /// How many times as often blocks were used as `common` has it; `assumed` at first.
+    fn scale(&self, common: &Row, assumed: f64) -> f64 {
         let (mut used, mut expected) = (0.0, 0.0);
         for (bin, chance) in common.iter().enumerate() {
             used += self.used[bin];
             expected += self.at_risk[bin] * chance;
         }
-        let scale = (used + SCALE_WEIGHT) / (expected + SCALE_WEIGHT);
+        (used + SCALE_WEIGHT * assumed) / (expected + SCALE_WEIGHT)
+    }
+
+    /// The age by which `share` of the uses came: where the bin ends in which they did.
+    fn age_of_uses(&self, share: f64) -> u64 {
+        let all: f64 = self.used.iter().sum();
+        let mut sum = 0.0;
+        let mut bins = self.used.iter();
+        let bin = bins.position(|used| {
+            sum += used;
+            sum >= share * all
+        });
+        EDGES_MS[bin.unwrap_or(0) + 1]
+    }
+
+    /// The chance of a use within each bin. `common` is that of a class, or of all, and
+    /// `assumed` how many times that is to be expected.
+    fn chances(&self, common: &Row, assumed: f64) -> Row {
+        let scale = self.scale(common, assumed);
         let mut chances = [0.0; BINS];
         for (bin, chance) in chances.iter_mut().enumerate() {
             let assumed = SHAPE_WEIGHT * CHANCE_MAX.0.min(scale * common[bin]);
@@ -207,6 +370,48 @@ fn best_rates(chances: &Row) -> Row {
     rates
 }
 
+/// A span of ages over which a block is best held to the end or not at all: the uses won and the
+/// milliseconds held by one that enters it, and the chance that it leaves it unused.
+#[derive(Clone, Copy)]
+struct Span {
+    uses: f64,
+    held_ms: f64,
+    left: f64,
+}
+
+/// As [`best_rates`], but for rounding, in one pass from the last age on: a span takes in the one
+/// after it while that has the better rate.
+fn pooled_rates(chances: &Row) -> Row {
+    let mut rates = [0.0; BINS];
+    let mut later: [Span; BINS] = [Span {
+        uses: 0.0,
+        held_ms: 0.0,
+        left: 1.0,
+    }; BINS];
+    let mut count = 0;
+    for (bin, &chance) in chances.iter().enumerate().rev() {
+        let len_ms = milliseconds(EDGES_MS[bin + 1] - EDGES_MS[bin]);
+        let mut span = Span {
+            uses: chance,
+            held_ms: len_ms * (1.0 - 0.5 * chance),
+            left: 1.0 - chance,
+        };
+        while count > 0
+            && later[count - 1].uses * span.held_ms > span.uses * later[count - 1].held_ms
+        {
+            count -= 1;
+            let next = later[count];
+            span.uses += span.left * next.uses;
+            span.held_ms += span.left * next.held_ms;
+            span.left *= next.left;
+        }
+        rates[bin] = span.uses / span.held_ms;
+        later[count] = span;
+        count += 1;
+    }
+    rates
+}
+
 #[expect(
     clippy::cast_precision_loss,
     reason = "the bins are shorter than 2^53 milliseconds"
@@ -228,20 +433,25 @@ mod tests {
     }
 
     /// A hundred blocks a category: those of 3 are used at an age in bin 10, those of 4 never.
-    fn learned() -> Index {
-        let mut index = Index::new();
+    fn learned(prior: Prior) -> Index {
+        let mut index = Index::new(prior);
         for bin in 0..=10 {
             index.age(3, bin, 100);
         }
         (0..BINS).for_each(|bin| index.age(4, bin, 100));
-        (0..100).for_each(|_| index.use_again(3, 10));
+        index.use_again(3, 10, 100);
         index.weigh();
         index
     }
 
     #[test]
     fn block_is_worth_more_the_nearer_its_use_is() {
-        let index = learned();
+        for prior in [Prior::Reference, Prior::Common] {
+            block_is_worth_more(&learned(prior));
+        }
+    }
+
+    fn block_is_worth_more(index: &Index) {
         let worths: Vec<f64> = (0..10).map(|bin| index.worth(3, bin)).collect();
         assert!(worths.is_sorted_by(|a, b| a < b), "{worths:?}");
         assert!((0..BINS).all(|bin| index.worth(4, bin) < index.worth(3, 0)));
@@ -249,7 +459,7 @@ mod tests {
 
     #[test]
     fn first_worths_fall_with_age_and_are_equal_in_all_categories() {
-        let index = Index::new();
+        let index = Index::new(Prior::Reference);
         for category in 0..CATEGORIES {
             assert_eq!(index.worths[category], index.worths[0]);
         }
@@ -258,20 +468,58 @@ mod tests {
     }
 
     #[test]
+    fn rates_in_one_pass_are_the_best_of_all_ages() {
+        let mut random = 1_u64;
+        for _ in 0..200 {
+            let chances: Row = std::array::from_fn(|_| {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                let share = (random >> 40) as f64 / f64::from(1 << 24);
+                0.999 * share * share * share
+            });
+            for (rate, best) in pooled_rates(&chances).into_iter().zip(best_rates(&chances)) {
+                assert!((rate - best).abs() <= 1e-12 * best, "{rate} {best}");
+            }
+        }
+    }
+
+    #[test]
+    fn categories_that_have_learned_are_weighed_in_turn_and_as_all_at_once() {
+        let mut index = Index::new(Prior::Common);
+        for category in [4, 3, 20] {
+            index.age(category, 0, 50);
+            index.use_again(category, 0, 20);
+        }
+        let weighed: Vec<_> = std::iter::from_fn(|| index.weigh_next()).collect();
+        assert_eq!(weighed, [3, 4, 20]);
+        index.use_again(3, 1, 1);
+        assert_eq!(index.weigh_next(), Some(3));
+        let in_turn = index.worths[3];
+        index.weigh();
+        assert_eq!(in_turn, index.worths[3]);
+    }
+
+    #[test]
     fn saved_state_is_read_again_and_foreign_bytes_are_not() {
-        let index = learned();
+        saved_state_is_read(Prior::Reference);
+        saved_state_is_read(Prior::Common);
+    }
+
+    fn saved_state_is_read(prior: Prior) {
+        let index = learned(prior);
         let saved = index.save();
-        let read = Index::of_saved(&saved).unwrap();
+        let read = Index::of_saved(prior, &saved).unwrap();
         assert_eq!(read.save(), saved);
         assert_eq!(read.worths, index.worths);
-        assert!(Index::of_saved(&[]).is_none());
-        assert!(Index::of_saved(&saved[1..]).is_none());
-        assert!(Index::of_saved(&saved[..saved.len() - 1]).is_none());
-        assert!(Index::of_saved(&[&saved[..], &[0]].concat()).is_none());
+        assert!(Index::of_saved(prior, &[]).is_none());
+        assert!(Index::of_saved(prior, &saved[1..]).is_none());
+        assert!(Index::of_saved(prior, &saved[..saved.len() - 1]).is_none());
+        assert!(Index::of_saved(prior, &[&saved[..], &[0]].concat()).is_none());
         for wrong in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
             let mut bytes = saved.clone();
             bytes[8..16].copy_from_slice(&wrong.to_le_bytes());
-            assert!(Index::of_saved(&bytes).is_none(), "{wrong}");
+            assert!(Index::of_saved(prior, &bytes).is_none(), "{wrong}");
         }
     }
 }

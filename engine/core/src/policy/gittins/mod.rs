@@ -27,8 +27,10 @@
 //!   request under way.
 
 mod below;
+mod compact;
 mod facts;
 mod groups;
+mod history;
 mod index;
 mod settle;
 
@@ -36,46 +38,46 @@ use bytemuck::Zeroable;
 use terrace_slab::HugeVec;
 use terrace_types::{Access, BlockIx, KeyHash};
 
-use self::facts::{Facts, category_of_turn};
-use self::groups::{GroupIx, Groups};
-use self::index::{CATEGORIES, Index};
+use self::facts::{CATEGORY_TURN, Facts, IN_REQUEST, category_of_turn};
+use self::groups::Groups;
+use self::history::History;
+use self::index::{CATEGORIES, Index, Prior};
+use self::settle::{Current, HALVE_FIRST, Place};
 use super::chain::{Chain, MARK_MAX};
-use super::ghost::Ghosts;
 use super::list::Search;
-use super::request::Request;
 use super::{Admission, BelowRule, Policy, PolicyBytes, PolicyConfig, PolicyError, WritePrice};
 
-/// Ghosts for each block of the capacity.
-const GHOSTS_PER_BLOCK: u32 = 4;
-/// What was learned counts half after this many requests.
-const HALVE_AFTER: u64 = 4096;
-
-/// Tag of a block of the first category; those of the others follow. No other policy built in
-/// gives them.
+/// Tags of a block of the first category, of P-GIT and of the default; those of the others
+/// follow. No other policy built in gives them. There are few left for the default: two categories
+/// that differ by new blocks only have one tag.
 const TAG_FIRST: u8 = 80;
+const TAG_FIRST_DEFAULT: u8 = 110;
+const _: () = assert!(TAG_FIRST as usize + CATEGORIES == TAG_FIRST_DEFAULT as usize);
 
-/// Where a step of the request is.
-#[derive(Clone, Copy)]
-enum Place {
-    /// Not known, or no longer.
-    Nowhere,
-    Resident(BlockIx),
-    /// Known, and neither resident nor a ghost yet.
-    Waiting(Facts),
+/// For how many blocks the default policy has one group, and how many groups it has at least.
+const BLOCKS_PER_GROUP: usize = 16;
+const GROUPS_MIN: usize = 8192;
+
+/// Which of the policies by Gittins index it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// P-GIT, exact to its definition.
+    Reference,
+    /// The default policy.
+    Default,
 }
 
 /// Eviction by Gittins index, with a filter on admission. A hit costs the logarithm of the count
 /// of requests that have a leaf.
 pub struct Gittins {
+    form: Form,
     chain: Chain,
     /// By block: the id under which it would be remembered.
     ids: HugeVec<u64>,
     /// By block; stale when the block is not known.
     facts: HugeVec<Facts>,
     len: usize,
-    ghosts: Ghosts,
-    /// By ghost number.
-    ghost_facts: HugeVec<Facts>,
+    history: History,
     groups: Groups,
     index: Index,
     current: Current,
@@ -84,161 +86,100 @@ pub struct Gittins {
     spares_tip: bool,
     /// The latest clock of any request settled.
     now_ms: u64,
-    /// Counts requests settled.
+    /// Counts requests settled, and uses of blocks since what was learned counted half last.
     requests: u64,
+    uses: usize,
+    /// When it next does.
+    halve_at: u64,
+    /// Uses of blocks for which worths are still to be worked out.
+    uses_to_weigh: usize,
     capacity: usize,
     /// How many blocks there were when the last victim was given up, while no more have come.
     full_len: usize,
     /// What is worth a write to the tiers below, where there are any, and blocks that they hold.
     below: Option<BelowRule>,
     below_blocks: usize,
-}
-
-/// The request under way.
-struct Current {
-    request: Request,
-    is_settled: bool,
-    /// By step, once it is settled.
-    places: Vec<Place>,
-    /// Its groups, by category.
-    groups: [GroupIx; CATEGORIES],
-    /// The number of the first of these.
-    first_number: u64,
-    /// The latest clock told.
-    clock_ms: u64,
-    /// Turns of the conversation, and blocks it brings.
-    turn: u8,
-    new_blocks: usize,
+    /// The last victim, with its category and bin: not every block leaves a ghost.
+    gone: Option<(KeyHash, usize, usize)>,
 }
 
 impl Gittins {
-    /// A policy that knows no block.
+    /// P-GIT, knowing no block.
+    ///
+    /// # Errors
+    /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
+    pub fn reference(config: PolicyConfig) -> Result<Self, PolicyError> {
+        let blocks_max = config.blocks_max.min(MARK_MAX);
+        let history = History::exact(blocks_max, remembered(&config))?;
+        // Each group is named by a block, a ghost or the request under way.
+        let groups_max = blocks_max as usize + History::exact_max(blocks_max) + CATEGORIES;
+        let groups = Groups::new(groups_max, blocks_max)?;
+        Self::with(Form::Reference, config, history, groups)
+    }
+
+    /// The default policy, knowing no block.
     ///
     /// # Errors
     /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
     pub fn new(config: PolicyConfig) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
-        let ghosts_max = GHOSTS_PER_BLOCK * blocks_max;
-        let blocks = blocks_max as usize;
-        // Each group is named by a block, a ghost or the request under way.
-        let groups_max = blocks + ghosts_max as usize + CATEGORIES;
-        let current = Current {
-            request: Request::default(),
-            is_settled: true,
-            places: Vec::new(),
-            groups: [0; CATEGORIES],
-            first_number: 0,
-            clock_ms: 0,
-            turn: 1,
-            new_blocks: 0,
-        };
+        let history = History::compact(blocks_max, remembered(&config))?;
+        let groups_max =
+            (blocks_max as usize / BLOCKS_PER_GROUP).clamp(GROUPS_MIN, compact::GROUPS_MAX);
+        let groups = Groups::shared(groups_max, blocks_max)?;
+        Self::with(Form::Default, config, history, groups)
+    }
+
+    fn with(
+        form: Form,
+        config: PolicyConfig,
+        history: History,
+        groups: Groups,
+    ) -> Result<Self, PolicyError> {
+        let blocks_max = config.blocks_max.min(MARK_MAX);
         Ok(Self {
+            form,
             chain: Chain::new(blocks_max)?,
-            ids: HugeVec::with_capacity(blocks)?,
-            facts: HugeVec::with_capacity(blocks)?,
+            ids: HugeVec::with_capacity(blocks_max as usize)?,
+            facts: HugeVec::with_capacity(blocks_max as usize)?,
             len: 0,
-            ghosts: Ghosts::bounded(
-                ghosts_max,
-                ghosts_of(config.capacity_blocks, config.below_blocks),
-            )?,
-            ghost_facts: HugeVec::with_capacity(ghosts_max as usize + 1)?,
-            groups: Groups::new(groups_max)?,
-            index: Index::new(),
-            current,
+            history,
+            groups,
+            index: Index::new(form.prior()),
+            current: Current::new(),
             tip: None,
             spares_tip: false,
             now_ms: 0,
             requests: 0,
+            uses: 0,
+            halve_at: HALVE_FIRST,
+            uses_to_weigh: 0,
             capacity: config.capacity_blocks,
             full_len: usize::MAX,
             below: (config.below_blocks > 0).then(|| BelowRule::new(config.below_blocks)),
             below_blocks: config.below_blocks,
+            gone: None,
         })
     }
 
-    /// The step of an access in the request under way, or the first of the next one.
-    fn step_of(&mut self, access: &Access) -> usize {
-        self.spares_tip = false;
-        let step = self.current.request.step_of(access).unwrap_or_else(|| {
-            self.finish();
-            self.current.request.begin_unannounced(access);
-            self.begin(access.context.clock_ms);
-            0
-        });
-        let clock_ms = &mut self.current.clock_ms;
-        *clock_ms = access.context.clock_ms.max(*clock_ms);
-        // One that goes on with a request which is settled.
-        if self.current.is_settled && step == self.current.places.len() {
-            let place = self.place_of_missed(step);
-            self.current.new_blocks += usize::from(matches!(place, Place::Nowhere));
-            self.current.places.push(place);
-            self.release_step(step);
-            self.use_step(step);
-        }
-        step
+    /// What a block that is gone is worth now: the most uses a millisecond that can be had by
+    /// holding it from its age on. `None` when nothing is remembered of it.
+    #[must_use]
+    pub fn index_of(&self, access: &Access) -> Option<f64> {
+        let group = self.history.get(access.id)?.group;
+        Some(
+            self.index
+                .worth(self.groups.category(group), self.groups.bin(group)),
+        )
     }
 
-    /// A request begins, with the steps it has.
-    fn begin(&mut self, clock_ms: u64) {
-        let current = &mut self.current;
-        current.is_settled = false;
-        current.places.clear();
-        current.groups = [0; CATEGORIES];
-        current.first_number = self.groups.next_number();
-        current.clock_ms = clock_ms;
-    }
-
-    /// A known block leaves its group.
-    fn leave_group(&mut self, group: GroupIx) {
-        let category = self.groups.category(group);
-        if self.groups.leave(group) && self.current.groups[category] == group {
-            self.current.groups[category] = 0;
-        }
-    }
-
-    /// The request under way is over: what it left out is remembered.
-    fn finish(&mut self) {
-        self.settle();
-        self.spares_tip = false;
-        self.set_tip(None);
-        if self.current.places.is_empty() {
-            return;
-        }
-        for step in (0..self.current.places.len()).rev() {
-            if let Place::Waiting(facts) = self.current.places[step] {
-                self.remember(self.current.request.steps()[step].id, facts);
-            }
-        }
-        self.current.places.clear();
-        if self.requests % HALVE_AFTER == HALVE_AFTER - 1 {
-            self.index.halve();
-        }
-        self.requests += 1;
-    }
-
-    /// A block that is gone becomes a ghost.
-    fn remember(&mut self, id: KeyHash, facts: Facts) {
-        // Two keys with one hash may both leave.
-        let same = self.ghosts.forget(id);
-        self.forget_ghost(same);
-        if self.ghosts.is_full() {
-            let oldest = self.ghosts.forget_oldest();
-            self.forget_ghost(oldest);
-        }
-        match self.ghosts.remember(id) {
-            Some(ghost) => {
-                self.ghost_facts.grow_to(ghost.0 as usize + 1);
-                self.ghost_facts[ghost.0 as usize] = facts;
-            }
-            None => self.leave_group(facts.group),
-        }
-    }
-
-    /// What a ghost that is forgotten leaves behind.
-    fn forget_ghost(&mut self, ghost: Option<BlockIx>) {
-        if let Some(ghost) = ghost {
-            self.leave_group(self.ghost_facts[ghost.0 as usize].group);
-        }
+    /// What a block that is gone has before it: for each span of age from the one it is in, the
+    /// chance of a use in that span when there was none before, and the span's length in
+    /// milliseconds. `None` when nothing is remembered of it.
+    pub fn prospect_of(&self, access: &Access) -> Option<impl Iterator<Item = (f64, f64)>> {
+        let group = self.history.get(access.id)?.group;
+        let (category, bin) = (self.groups.category(group), self.groups.bin(group));
+        Some(self.index.prospect(category, bin))
     }
 
     /// A leaf may go unless it is the tip; others are in no list.
@@ -290,9 +231,10 @@ impl Gittins {
         if self.tip == Some(block) {
             self.tip = None;
         }
-        let group = self.facts[block.0 as usize].group;
-        let is_old = self.groups.number(group) < self.current.first_number;
-        if !(is_old && self.current.is_settled) {
+        // Of a request that is not settled no block is marked yet.
+        let is_in_request = self.facts[block.0 as usize].has(IN_REQUEST);
+        if is_in_request || !self.current.is_settled {
+            self.facts[block.0 as usize].set(IN_REQUEST, false);
             self.current.request.leave(block);
             for place in &mut self.current.places {
                 if matches!(place, Place::Resident(other) if *other == block) {
@@ -318,32 +260,65 @@ impl Gittins {
     }
 }
 
-const fn ghosts_of(blocks: usize, below: usize) -> usize {
-    blocks
-        .saturating_add(below)
-        .saturating_mul(GHOSTS_PER_BLOCK as usize)
+/// How many blocks are held here and below: ghosts are kept by that count.
+const fn remembered(config: &PolicyConfig) -> usize {
+    config.capacity_blocks.saturating_add(config.below_blocks)
+}
+
+impl Form {
+    const fn prior(self) -> Prior {
+        match self {
+            Self::Reference => Prior::Reference,
+            Self::Default => Prior::Common,
+        }
+    }
+
+    /// The tag of a block of this category.
+    fn tag_of(self, category: usize) -> u8 {
+        match self {
+            Self::Reference => TAG_FIRST + category as u8,
+            Self::Default if category < CATEGORY_TURN => TAG_FIRST_DEFAULT + category as u8,
+            Self::Default => TAG_FIRST_DEFAULT + ((category + CATEGORY_TURN) / 2) as u8,
+        }
+    }
+
+    /// The category, or one of the two, that a tag is of.
+    fn category_of(self, tag: u8) -> Option<usize> {
+        let category = match self {
+            Self::Reference => usize::from(tag.checked_sub(TAG_FIRST)?),
+            Self::Default => {
+                let number = usize::from(tag.checked_sub(TAG_FIRST_DEFAULT)?);
+                if number < CATEGORY_TURN {
+                    number
+                } else {
+                    2 * number - CATEGORY_TURN
+                }
+            }
+        };
+        (category < CATEGORIES).then_some(category)
+    }
 }
 
 impl Policy for Gittins {
     fn name(&self) -> &'static str {
-        "P-GIT"
+        match self.form {
+            Form::Reference => "P-GIT",
+            Form::Default => "default",
+        }
     }
 
     fn set_capacity(&mut self, blocks: usize) {
         self.capacity = blocks;
         self.full_len = usize::MAX;
-        let ghosts_max = ghosts_of(blocks, self.below_blocks);
-        while self.ghosts.len() > ghosts_max {
-            let oldest = self.ghosts.forget_oldest();
-            self.forget_ghost(oldest);
-        }
-        self.ghosts.set_count_max(ghosts_max);
+        let remembered = blocks.saturating_add(self.below_blocks);
+        self.history.set_blocks(remembered, &mut self.groups);
     }
 
     fn on_request(&mut self, accesses: &[Access]) {
         self.finish();
         self.current.request.begin(accesses);
-        self.begin(self.current.request.clock_ms());
+        let clock_ms = self.current.request.clock_ms();
+        self.begin(clock_ms);
     }
 
     fn on_hit(&mut self, block: BlockIx, access: &Access) {
@@ -354,11 +329,10 @@ impl Policy for Gittins {
         }
         // It was not expected to be resident.
         if let Place::Waiting(facts) = self.current.places[step] {
-            self.leave_group(facts.group);
+            self.groups.leave(facts.group);
         }
         self.current.places[step] = Place::Resident(block);
-        let group = self.facts[block.0 as usize].group;
-        if self.groups.number(group) < self.current.first_number {
+        if !self.facts[block.0 as usize].has(IN_REQUEST) {
             self.release_step(step);
             self.use_step(step);
         }
@@ -384,7 +358,7 @@ impl Policy for Gittins {
         self.settle_unless_under_way();
         self.leave_order(block);
         self.take_out(block);
-        self.leave_group(self.facts[block.0 as usize].group);
+        self.groups.leave(self.facts[block.0 as usize].group);
     }
 
     fn admit(&mut self, access: &Access) -> Admission {
@@ -427,6 +401,7 @@ impl Policy for Gittins {
 
     fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx> {
         self.settle_unless_under_way();
+        let tip = self.tip;
         if !self.spares_tip {
             self.set_tip(None);
         }
@@ -443,11 +418,18 @@ impl Policy for Gittins {
         for &leaf in search.refused().iter().rev() {
             self.enter_order(leaf);
         }
-        let victim = found.or_else(|| self.chain.last_resort(self.tip, &mut search))?;
+        let found = found.or_else(|| self.chain.last_resort(self.tip, &mut search));
+        let Some(victim) = found else {
+            self.set_tip(tip);
+            return None;
+        };
         self.full_len = self.len;
         let facts = self.facts[victim.0 as usize];
+        let id = KeyHash(self.ids[victim.0 as usize]);
+        let group = facts.group;
+        self.gone = Some((id, self.groups.category(group), self.groups.bin(group)));
         self.take_out(victim);
-        self.remember(KeyHash(self.ids[victim.0 as usize]), facts);
+        self.remember(id, facts);
         Some(victim)
     }
 
@@ -459,23 +441,23 @@ impl Policy for Gittins {
             .chain
             .in_order(leaves, |block| self.groups.number(group(block)));
         for block in order {
-            visit(block, TAG_FIRST + self.groups.category(group(block)) as u8);
+            visit(block, self.form.tag_of(self.groups.category(group(block))));
         }
     }
 
     fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
         self.on_request(&[]);
         self.now_ms = access.context.clock_ms.max(self.now_ms);
-        let category = tag.checked_sub(TAG_FIRST).map(usize::from);
-        let category = category
-            .filter(|category| *category < CATEGORIES)
-            .unwrap_or(category_of_turn(1, 1));
+        let category = self.form.category_of(tag).unwrap_or(category_of_turn(1, 1));
         let mut facts = Facts::of_category(category);
-        facts.group = self.groups.create(self.now_ms, category);
-        self.groups.join(facts.group);
-        self.index.age(category, 0, 1);
-        let ghost = self.ghosts.forget(access.id);
-        self.forget_ghost(ghost);
+        facts.group = self.groups.open(self.now_ms, category);
+        self.groups.join(facts.group, &mut self.index);
+        let ghost = self
+            .history
+            .take(access.id, &mut self.groups, &mut self.index);
+        ghost
+            .into_iter()
+            .for_each(|ghost| self.groups.leave(ghost.group));
         self.enter(block, access.id, None, facts);
         self.set_tip(None);
     }
@@ -485,7 +467,7 @@ impl Policy for Gittins {
     }
 
     fn restore_learned(&mut self, learned: &[u8]) {
-        if let Some(index) = Index::of_saved(learned) {
+        if let Some(index) = Index::of_saved(self.form.prior(), learned) {
             self.index = index;
             self.groups.weigh(&self.index);
         }
@@ -497,11 +479,18 @@ impl Policy for Gittins {
 
     fn bytes(&self) -> PolicyBytes {
         let blocks = self.chain.bytes() + self.ids.bytes() + self.facts.bytes();
-        let ghosts = self.ghosts.bytes() + self.ghost_facts.bytes();
-        // Ghosts have a share of the groups, as many of these as there are of them.
+        let blocks = blocks + self.groups.leaf_bytes();
+        let ghosts = self.history.bytes();
         let groups = self.groups.bytes();
-        let known = (self.len + self.ghosts.len()).max(1) as u64;
-        let of_blocks = groups * self.len as u64 / known;
+        let of_blocks = match self.form {
+            // Ghosts have a share of the groups, as many of these as there are of them.
+            Form::Reference => {
+                let known = (self.len + self.history.len()).max(1) as u64;
+                groups * self.len as u64 / known
+            }
+            // There are as many as the count of blocks allows.
+            Form::Default => groups,
+        };
         PolicyBytes {
             resident: blocks + of_blocks,
             ghosts: ghosts + groups - of_blocks,
@@ -509,7 +498,6 @@ impl Policy for Gittins {
     }
 
     fn check(&self) {
-        self.ghosts.check();
         self.groups.check(&self.chain);
         let tip = self.tip.filter(|tip| self.chain.is_leaf(*tip));
         let known = self
@@ -529,14 +517,65 @@ impl Policy for Gittins {
             Place::Waiting(facts) => Some(facts.group),
             _ => None,
         });
-        let ghosts = self.ghosts.numbers().map(|ghost| &self.ghost_facts[ghost]);
-        let resident = known.iter().map(|block| &self.facts[block.0 as usize]);
-        let facts = resident.chain(ghosts).map(|facts| facts.group);
-        self.groups.check_alive(facts.chain(waiting));
+        let resident = known.iter().map(|block| self.facts[block.0 as usize].group);
+        let ghosts = self.history.check();
+        self.groups
+            .check_alive(resident.chain(ghosts).chain(waiting));
         for place in &self.current.places {
             if let Place::Resident(block) = place {
                 assert!(known.contains(block), "{block:?} of a step is gone");
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_keeps_to_32_bytes_a_block_and_16_of_ghosts_whatever_the_clock_says() {
+        const BLOCKS: u32 = 1_000_000;
+        for millis_per_block in [0, 1, 100] {
+            let config = PolicyConfig {
+                capacity_blocks: BLOCKS as usize,
+                blocks_max: BLOCKS,
+                below_blocks: 0,
+            };
+            let mut policy = Gittins::new(config).unwrap();
+            let mut free: Vec<BlockIx> = (0..BLOCKS).map(BlockIx).collect();
+            for id in 0..u64::from(BLOCKS) * 2 {
+                let mut access = Access::plain(KeyHash(id));
+                access.context.clock_ms = 1 + id * millis_per_block;
+                let victim = free.is_empty().then(|| policy.victim(&mut |_| true));
+                free.extend(victim.flatten());
+                policy.on_insert(free.pop().unwrap(), &access);
+            }
+            let PolicyBytes { resident, ghosts } = policy.bytes();
+            assert!(resident <= 32 * u64::from(BLOCKS), "{resident}");
+            assert!(ghosts <= 16 * u64::from(BLOCKS), "{ghosts}");
+        }
+    }
+
+    #[test]
+    fn block_that_is_gone_has_a_worth_and_a_prospect() {
+        let config = PolicyConfig {
+            capacity_blocks: 8,
+            blocks_max: 8,
+            below_blocks: 0,
+        };
+        for mut policy in [Gittins::new(config), Gittins::reference(config)].map(Result::unwrap) {
+            let access = Access::plain(KeyHash(7));
+            policy.on_insert(BlockIx(0), &access);
+            assert_eq!(policy.index_of(&access), None);
+            policy.victim(&mut |_| true).unwrap();
+            assert!(policy.index_of(&access).unwrap() > 0.0);
+            let spans: Vec<_> = policy.prospect_of(&access).unwrap().collect();
+            assert!(
+                spans
+                    .iter()
+                    .all(|(chance, len_ms)| { (0.0..1.0).contains(chance) && *len_ms > 0.0 })
+            );
         }
     }
 }
