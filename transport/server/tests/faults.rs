@@ -99,13 +99,28 @@ fn broken_frames_end_their_connection_with_the_error_of_their_rule() {
     let newer = out[..len].to_vec();
     let malformed = Some(ErrorCode::MalformedFrame);
     let cases: [(&str, bool, Vec<u8>, Option<ErrorCode>); 11] = [
-        ("not ours", false, b"GET / HTTP/1.1\r\n\r\n".to_vec(), malformed),
+        (
+            "not ours",
+            false,
+            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+            malformed,
+        ),
         ("short and not ours", false, b"x".to_vec(), malformed),
         ("flag flipped", true, flipped(&exists, 6), malformed),
         ("length flipped", true, flipped(&exists, 16), malformed),
         ("body flipped", true, flipped(&exists, 40), malformed),
-        ("request first", false, exists.clone(), Some(ErrorCode::HelloExpected)),
-        ("hello again", true, greeting.clone(), Some(ErrorCode::HelloExpected)),
+        (
+            "request first",
+            false,
+            exists.clone(),
+            Some(ErrorCode::HelloExpected),
+        ),
+        (
+            "hello again",
+            true,
+            greeting.clone(),
+            Some(ErrorCode::HelloExpected),
+        ),
         ("no common version", false, newer, Some(ErrorCode::Version)),
         ("id again", true, ping(1), Some(ErrorCode::RequestId)),
         ("cut off head", true, exists[..20].to_vec(), None),
@@ -171,7 +186,11 @@ fn token_is_asked_for() {
         ..ServerConfig::default()
     });
     let mut out = vec![0; 4096];
-    for wrong in [&b""[..], b"a secret of some lengtH", b"a secret of some length and more"] {
+    for wrong in [
+        &b""[..],
+        b"a secret of some lengtH",
+        b"a secret of some length and more",
+    ] {
         let mut greeting = hello(None);
         greeting.token = wrong;
         let len = greeting.encode(&mut out).unwrap();
@@ -190,6 +209,7 @@ fn clients_that_vanish_leave_no_slots_and_no_pins() {
     let (engine, server) = start();
     let bytes = value(1, 4 << 20);
     let mut first = PlainClient::connect(server.address(), None, "m");
+    assert_eq!((first.terms.shard, first.terms.shards), (0, 1));
     assert_eq!(first.put(&[(b"k", &bytes)], Options::NONE), [STORED]);
     for round in 0..8 {
         let mut client = PlainClient::connect(server.address(), None, "m");
@@ -203,7 +223,9 @@ fn clients_that_vanish_leave_no_slots_and_no_pins() {
         drop(client);
         let mut client = PlainClient::connect(server.address(), None, "m");
         let entry = GetEntry::whole(b"k", Hint::default());
-        (0..8).for_each(|_| drop(client.begin_get(&[entry])));
+        (0..8).for_each(|_| {
+            client.begin_get(&[entry]);
+        });
         let mut some = [0; 100];
         client.socket.read_exact(&mut some).unwrap();
         drop(client);
@@ -233,7 +255,9 @@ fn client_that_does_not_read_stalls_nobody() {
     assert_eq!(client.put(&[(b"k", &bytes)], Options::NONE), [STORED]);
     let mut slow = PlainClient::connect(server.address(), None, "m");
     let entry = GetEntry::whole(b"k", Hint::default());
-    (0..16).for_each(|_| drop(slow.begin_get(&[entry])));
+    (0..16).for_each(|_| {
+        slow.begin_get(&[entry]);
+    });
     let observer = server.observer();
     until("the slow one's end", || {
         assert_eq!(client.get(&[b"k"]), [Some(bytes.clone())]);
@@ -277,7 +301,10 @@ fn connections_are_bounded() {
     let Reply::Error(error) = frame.reply() else {
         panic!("no error but {:?}", frame.reply());
     };
-    assert_eq!((error.code, error.argument), (ErrorCode::TooManyConnections, 2));
+    assert_eq!(
+        (error.code, error.argument),
+        (ErrorCode::TooManyConnections, 2)
+    );
     drop(first);
     until("a free place", || {
         let mut socket = TcpStream::connect(server.address()).unwrap();

@@ -69,6 +69,8 @@ impl PlainClient {
         namespace: &str,
     ) -> Self {
         let mut socket = TcpStream::connect(address).unwrap();
+        // A value follows its frame in a write of its own.
+        socket.set_nodelay(true).unwrap();
         let mut out = [0; 4096];
         let len = hello.encode(&mut out).unwrap();
         socket.write_all(&out[..len]).unwrap();
