@@ -20,6 +20,7 @@ mod direct;
 mod facts;
 mod get;
 mod lease;
+mod list;
 mod persist;
 mod put;
 mod reclaim;
@@ -57,6 +58,7 @@ pub use facts::BlockFacts;
 pub(crate) use get::Arrival;
 pub use get::{GetOptions, LocalPin, Placement, TryGet};
 pub use lease::{Descriptor, Lease, LeaseId};
+pub use list::ListedBlock;
 pub use persist::PersistReport;
 #[cfg(any(test, fuzzing))]
 pub(crate) use persist::checkpoint_again;
