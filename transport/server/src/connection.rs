@@ -29,6 +29,10 @@ use crate::stream::Stream;
 /// sent all the same, one at a time.
 const WINDOW_LEN: usize = 8 << 20;
 
+/// Bytes that a client has to take within the time that it may stall: one that takes a byte now and
+/// then must not keep blocks pinned for ever.
+const PROGRESS_LEN: usize = 256 << 10;
+
 /// Frame head, reply head and what stands between the reply head and its records.
 const REPLY_HEAD_LEN: usize = 32 + 16 + 8;
 
@@ -404,6 +408,7 @@ impl Connection {
 
     /// Sends until nothing waits.
     async fn write(self: Rc<Self>) {
+        let mut taken = 0;
         loop {
             let sent = poll_fn(|context| {
                 let mut outbox = self.outbox.borrow_mut();
@@ -414,7 +419,11 @@ impl Connection {
                 Ok(0) => break,
                 Ok(sent) => {
                     self.sent(sent);
-                    self.unsent_since.set(Some(self.host.now()));
+                    taken += sent;
+                    if taken >= PROGRESS_LEN {
+                        taken = 0;
+                        self.unsent_since.set(Some(self.host.now()));
+                    }
                     self.wake();
                 }
                 Err(_) => {
