@@ -292,7 +292,7 @@ async fn of_keys(
             }
         }
         if at.verb == Verb::Prefetch {
-            prefetch(&owner, &keys, &told);
+            prefetch(&owner, &keys, &statuses, &told);
         }
         owner.reply_statuses(at.id, at.verb, &statuses);
     };
@@ -325,18 +325,24 @@ async fn remove(shard: &Rc<Shard>, ticket: &Ticket, key: &BlockKey) -> KeyStatus
     removed.map_or(KeyStatus::TimedOut, |found| KeyStatus::of_lookup(&found))
 }
 
-/// Brings blocks up in the background, for as long as the request says.
-fn prefetch(connection: &Rc<Connection>, keys: &[Asked], told: &RequestHead) {
-    let own = keys
+/// Brings the blocks that are there up in the background, for as long as the request says.
+fn prefetch(
+    connection: &Rc<Connection>,
+    keys: &[Asked],
+    statuses: &[KeyStatus],
+    told: &RequestHead,
+) {
+    let there = keys
         .iter()
-        .filter(|(key, _)| connection.wrong_shard(key).is_none());
-    let keys: Vec<BlockKey> = own.map(|(key, _)| key.clone()).collect();
+        .zip(statuses)
+        .filter(|(_, status)| matches!(status, KeyStatus::Hit(_)));
+    let keys: Vec<BlockKey> = there.map(|((key, _), _)| key.clone()).collect();
     let most = connection.host.config().deadline_max;
     let budget = Duration::from_millis(told.argument.into()).min(most);
-    let engine = connection.host.engine.clone();
-    connection.shard().spawn(Box::pin(
-        async move { engine.prefetch(&keys, budget).await },
-    ));
+    let (engine, context) = (connection.host.engine.clone(), told.context);
+    connection.shard().spawn(Box::pin(async move {
+        engine.prefetch(&keys, budget, &context).await.await;
+    }));
 }
 
 pub(crate) fn get_options(hint: Hint, context: RequestContext) -> GetOptions {
