@@ -4,15 +4,16 @@
 
 mod plain;
 
-use std::net::TcpListener;
+use std::io::Write;
+use std::net::{Shutdown, TcpListener};
 
 use plain::{PlainClient, value};
 use terrace_engine::{Engine, EngineConfig, HugepageMode, Tier, block_on};
 use terrace_server::{Server, ServerConfig};
 use terrace_types::{Hint, KeyHash};
 use terrace_wire::{
-    Facts, FrameLimits, GetEntry, KeyStatus, LeaseId, ListRequest, Options, Reply, RequestHead,
-    Verb, request,
+    Facts, FrameLimits, GetEntry, Goodbye, GoodbyeReason, KeyStatus, LeaseId, ListRequest, Options,
+    Reply, RequestHead, Verb, request,
 };
 
 const STORED: KeyStatus = KeyStatus::Stored { durable: false };
@@ -286,5 +287,39 @@ fn pipelined_requests_of_a_modest_client_are_answered() {
     for (record, part) in client.get_parts(&entries) {
         assert_eq!((record.block_len, record.len), (10_000, 4096));
         assert!(part[..] == bytes[..4096]);
+    }
+}
+
+/// Aim: a client that sends no more, and one that says goodbye, get their answers first.
+#[test]
+fn answers_come_after_the_last_request() {
+    let (_engine, server) = start(64, 1);
+    for says_goodbye in [false, true] {
+        let mut client = PlainClient::connect(server.address(), None, "m");
+        let bytes = value(4, 6 << 20);
+        client.store(Verb::Upsert, &[(b"k", &bytes)], Options::NONE);
+        let entries = [GetEntry::whole(b"k", Hint::default())];
+        (0..4).for_each(|_| {
+            client.begin_get(&entries);
+        });
+        if says_goodbye {
+            let mut out = [0; 64];
+            let goodbye = Goodbye {
+                reason: GoodbyeReason::Done,
+                close_ms: 0,
+            };
+            let len = goodbye.encode(&mut out).unwrap();
+            client.socket.write_all(&out[..len]).unwrap();
+        } else {
+            client.socket.shutdown(Shutdown::Write).unwrap();
+        }
+        let mut answers = 0;
+        while let Some(frame) = plain::read_frame(&mut client.socket) {
+            if let Reply::Values(..) = frame.reply() {
+                assert!(frame.values == bytes);
+                answers += 1;
+            }
+        }
+        assert_eq!(answers, 4);
     }
 }
