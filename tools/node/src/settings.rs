@@ -100,7 +100,7 @@ impl SettingsError {
 const PREFIX: &str = "TERRACE_";
 
 /// Variables that other programs of the project read.
-const FOREIGN: [&str; 2] = ["TERRACE_ADDR", "TERRACE_TRACES"];
+const FOREIGN: [&str; 3] = ["TERRACE_ADDR", "TERRACE_NAMESPACE", "TERRACE_TRACES"];
 
 /// The names of all fields, as a config file and, in capitals, the environment have them.
 const FIELDS: [&str; 16] = [

@@ -130,8 +130,6 @@ impl Connection {
         self.waiting.set((waiting, self.host.now()));
     }
 
-    // ---- requests ----
-
     /// Takes a request on: its deadline counts from now.
     pub(crate) fn ticket(&self, id: u64, verb: Verb, deadline_ms: u32) -> Ticket {
         let longest = self.host.config().deadline_max;
@@ -173,8 +171,6 @@ impl Connection {
         }
     }
 
-    // ---- namespaces ----
-
     /// Gives a namespace a number; false when the number is taken.
     //= docs/wire-protocol.md#WP-16
     pub(crate) fn add_namespace(&self, number: NamespaceNumber, namespace: Namespace) -> bool {
@@ -203,8 +199,6 @@ impl Connection {
         let shard = key.hash().shard(terms.shards);
         (shard != terms.shard).then_some(KeyStatus::WrongShard { shard })
     }
-
-    // ---- replies ----
 
     pub(crate) fn reply_head(&self, first: usize) -> ReplyHead {
         ReplyHead {
@@ -365,8 +359,6 @@ impl Connection {
         self.push_frame(64, |out| goodbye.encode(out));
     }
 
-    // ---- sending ----
-
     /// Sends what waits, as far as it goes at once; a task sends the rest.
     pub(crate) async fn flush(self: &Rc<Self>) {
         let must_wait = poll_fn(|context| {
@@ -479,8 +471,6 @@ impl Connection {
         let woken = std::mem::take(&mut *self.changed.borrow_mut());
         woken.into_iter().for_each(Waker::wake);
     }
-
-    // ---- the end ----
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.get()

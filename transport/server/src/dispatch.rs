@@ -89,10 +89,11 @@ async fn without_values(connection: &Rc<Connection>, id: u64, verb: Verb, reques
         }
         Request::MatchPrefix(told, keys) => match_prefix(connection, id, verb, &told, keys),
         Request::Announce(told, accesses) => {
-            let accesses: Vec<Access> = accesses
+            let terms = connection.terms.get();
+            let own = accesses
                 .iter()
-                .map(|entry| entry.access(told.context))
-                .collect();
+                .filter(|entry| entry.id.shard(terms.shards) == terms.shard);
+            let accesses: Vec<Access> = own.map(|entry| entry.access(told.context)).collect();
             connection.shard().announce(&accesses);
             connection.reply_once(id, |out| {
                 let head = connection.reply_head(0);

@@ -76,6 +76,7 @@ async fn lease_one(
     let len = lease.descriptor.len;
     if connection.is_closed() {
         shard.release(lease.id);
+        return none(KeyStatus::Cancelled);
     }
     connection
         .leases
