@@ -39,8 +39,9 @@ pub use error::Error;
 pub use events::{Event, EventKind, EventStream};
 pub use index::IndexBytes;
 pub use shard::{
-    Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PersistReport, Placement,
-    PolicyFactory, PrefetchReport, PutOptions, RecoveryReport, Reservation, Shard, TryGet,
+    BlockFacts, Descriptor, Durability, GetOptions, Lease, LeaseId, ListedBlock, LocalPin,
+    PersistReport, Placement, PolicyFactory, PrefetchReport, PutOptions, RecoveryReport,
+    Reservation, Shard, TryGet,
 };
 pub use stats::{Counters, EngineStats, MissingDevice, NamespaceStats, ShardGauges, ShardStats};
 pub use terrace_nvme::tier::{DeviceGauges, Health, TierCounters};

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use terrace_slab::{ArenaShared, PinnedBlock, RegisteredRegion, SlotIx, published_bytes, scatter};
 use terrace_types::{
-    Access, BlockIx, BlockKey, Hint, KeyHash, Lookup, RequestContext, Tier, UnavailableReason,
+    Access, BlockIx, BlockKey, Checksum, Hint, KeyHash, Lookup, RequestContext, Tier,
+    UnavailableReason,
 };
 
 use super::promote::Arrival;
@@ -70,6 +71,15 @@ impl LocalPin {
             .record_mut(self.block)
             .pins += 1;
         pinned
+    }
+}
+
+impl LocalPin {
+    /// What the block's bytes hash to, as it was given when the block was stored.
+    #[must_use]
+    pub fn checksum(&self) -> Checksum {
+        let state = self.shard.state.borrow();
+        state.index.record(self.block).checksum()
     }
 }
 

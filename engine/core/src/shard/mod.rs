@@ -18,9 +18,11 @@
 mod announce;
 mod demote;
 mod direct;
+mod facts;
 mod get;
 mod learned;
 mod lease;
+mod list;
 mod persist;
 mod prefetch;
 mod promote;
@@ -60,8 +62,10 @@ use crate::policy::{self, Policy, PolicyConfig, WritePrice};
 use crate::stats::{Counters, ShardGauges, ShardStats};
 
 pub(crate) use direct::Direct;
+pub use facts::BlockFacts;
 pub use get::{GetOptions, LocalPin, Placement, TryGet};
 pub use lease::{Descriptor, Lease, LeaseId};
+pub use list::ListedBlock;
 pub use persist::PersistReport;
 #[cfg(any(test, fuzzing))]
 pub(crate) use persist::checkpoint_again;
