@@ -90,6 +90,13 @@ impl Plan {
         self
     }
 
+    /// When the call began.
+    pub(crate) fn start(&self) -> Instant {
+        self.deadline
+            .checked_sub(self.span)
+            .unwrap_or(self.deadline)
+    }
+
     pub(crate) fn timed_out(&self) -> Failure {
         let after = self.span;
         Failure::new(Cause::TimedOut { after }, Retry::Never)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_types::{BlockKey, Checksum, Lookup};
-use terrace_wire::{Facts, KeyEntry, KeyStatus, Reply, Verb, request};
+use terrace_wire::{Facts, KeyEntry, KeyStatus, LeaseId, Reply, Verb, request};
 
 use crate::client::{CallOptions, Namespace, only};
 use crate::connection::{Arrived, Call, Connection, Frame};
@@ -31,7 +31,8 @@ pub struct BlockFacts {
 }
 
 /// Takes the results of one frame of a reply, one for each record of it.
-pub(crate) type Take<T> = fn(&Reply<'_>, Plan) -> Option<Vec<Result<T, Failure>>>;
+/// The last argument is how many entries are not answered yet.
+pub(crate) type Take<T> = fn(&Reply<'_>, Plan, usize) -> Option<Vec<Result<T, Failure>>>;
 
 /// A call about keys.
 #[derive(Clone, Copy)]
@@ -41,6 +42,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) namespace: &'a Namespace,
     pub(crate) options: &'a CallOptions,
     pub(crate) argument: u32,
+    /// What stands in place of the keys in the request, one for each.
+    pub(crate) leases: Option<&'a [LeaseId]>,
 }
 
 impl Namespace {
@@ -58,7 +61,7 @@ impl Namespace {
         keys: &[K],
         options: &CallOptions,
     ) -> Vec<Result<Lookup<()>, Error>> {
-        self.ask(Verb::Exists, keys, options, true).await
+        self.ask(Verb::Exists, keys, options, 0).await
     }
 
     /// Removes blocks; a hit for each that was there. One result for each key, in their order.
@@ -67,7 +70,7 @@ impl Namespace {
         keys: &[K],
         options: &CallOptions,
     ) -> Vec<Result<Lookup<()>, Error>> {
-        self.ask(Verb::Remove, keys, options, false).await
+        self.ask(Verb::Remove, keys, options, 0).await
     }
 
     /// Removes a block; a hit when it was there.
@@ -87,7 +90,7 @@ impl Namespace {
         span: Duration,
         options: &CallOptions,
     ) -> Vec<Result<Lookup<()>, Error>> {
-        self.ask_for(Verb::Prefetch, keys, options, span).await
+        self.ask(Verb::Prefetch, keys, options, millis(span)).await
     }
 
     /// Tells the policy of a use of blocks; one result for each key, in their order.
@@ -96,7 +99,7 @@ impl Namespace {
         keys: &[K],
         options: &CallOptions,
     ) -> Vec<Result<Lookup<()>, Error>> {
-        self.ask(Verb::Touch, keys, options, true).await
+        self.ask(Verb::Touch, keys, options, 0).await
     }
 
     /// Keeps blocks from being given up for `span`, or until [`Namespace::unpin`]; at most as long as
@@ -107,7 +110,7 @@ impl Namespace {
         span: Duration,
         options: &CallOptions,
     ) -> Vec<Result<Lookup<()>, Error>> {
-        self.ask_for(Verb::Pin, keys, options, span).await
+        self.ask(Verb::Pin, keys, options, millis(span)).await
     }
 
     /// Ends pins of this client; one result for each key, in their order.
@@ -116,7 +119,7 @@ impl Namespace {
         keys: &[K],
         options: &CallOptions,
     ) -> Vec<Result<Lookup<()>, Error>> {
-        self.ask(Verb::Unpin, keys, options, true).await
+        self.ask(Verb::Unpin, keys, options, 0).await
     }
 
     /// What the node knows of blocks; one result for each key, in their order.
@@ -125,18 +128,10 @@ impl Namespace {
         keys: &[K],
         options: &CallOptions,
     ) -> Vec<Result<Lookup<BlockFacts>, Error>> {
-        let plan = match self.client.plan(options, true) {
-            Ok(plan) => plan,
-            Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
-        };
-        let ask = Ask {
-            verb: Verb::Stat,
-            plan,
-            namespace: self,
-            options,
-            argument: 0,
-        };
-        ask.all(keys, facts).await
+        match self.prepare(Verb::Stat, options, 0) {
+            Ok(ask) => ask.all(keys, facts).await,
+            Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
+        }
     }
 
     async fn ask<K: AsRef<[u8]>>(
@@ -144,48 +139,36 @@ impl Namespace {
         verb: Verb,
         keys: &[K],
         options: &CallOptions,
-        is_read: bool,
+        argument: u32,
     ) -> Vec<Result<Lookup<()>, Error>> {
-        let plan = match self.client.plan(options, is_read) {
-            Ok(plan) => plan,
-            Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
-        };
-        let ask = Ask {
-            verb,
-            // Pins belong to their connection.
-            //= docs/wire-protocol.md#WP-24
-            plan: if verb == Verb::Unpin {
-                plan.home()
-            } else {
-                plan
-            },
-            namespace: self,
-            options,
-            argument: 0,
-        };
-        ask.all(keys, statuses).await
+        match self.prepare(verb, options, argument) {
+            Ok(ask) => ask.all(keys, statuses).await,
+            Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
+        }
     }
 
-    /// A call whose argument is a span.
-    async fn ask_for<K: AsRef<[u8]>>(
-        &self,
+    /// A call of a verb about keys.
+    pub(crate) fn prepare<'a>(
+        &'a self,
         verb: Verb,
-        keys: &[K],
-        options: &CallOptions,
-        span: Duration,
-    ) -> Vec<Result<Lookup<()>, Error>> {
-        let plan = match self.client.plan(options, true) {
-            Ok(plan) => plan,
-            Err(error) => return keys.iter().map(|_| Err(error.clone())).collect(),
+        options: &'a CallOptions,
+        argument: u32,
+    ) -> Result<Ask<'a>, Error> {
+        // What is pinned or leased twice is still pinned or leased once.
+        let plan = self.client.plan(options, verb != Verb::Remove)?;
+        //= docs/wire-protocol.md#WP-24
+        let plan = match verb {
+            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Renew | Verb::Release => plan.home(),
+            _ => plan,
         };
-        let ask = Ask {
+        Ok(Ask {
             verb,
-            plan: if verb == Verb::Pin { plan.home() } else { plan },
+            plan,
             namespace: self,
             options,
-            argument: millis(span),
-        };
-        ask.all(keys, statuses).await
+            argument,
+            leases: None,
+        })
     }
 }
 
@@ -203,16 +186,19 @@ impl Ask<'_> {
     ) -> Vec<Result<T, Error>> {
         let names: Vec<_> = keys.iter().map(AsRef::as_ref).collect();
         let (keys, refused) = split_keys(self.namespace, &names);
+        in_order(refused, self.all_of(&keys, take).await)
+    }
+
+    /// As [`Ask::all`], of keys that are keys.
+    pub(crate) async fn all_of<T>(self, keys: &[BlockKey], take: Take<T>) -> Vec<Result<T, Error>> {
         let entries = keys.iter().map(|key| ((), Weight::of_key(16, key)));
         let entries = entries.collect();
-        let all = &keys;
         let pools = &self.namespace.client.pools;
-        let results = pools
-            .fan_out(self.plan, all, entries, |connection, items| {
-                self.attempt(connection, items, all, take)
+        pools
+            .fan_out(self.plan, keys, entries, |connection, items| {
+                self.attempt(connection, items, keys, take)
             })
-            .await;
-        in_order(refused, results)
+            .await
     }
 
     async fn attempt<T>(
@@ -231,7 +217,7 @@ impl Ask<'_> {
         loop {
             let taken = match call.receive().await {
                 Ok(arrived) => self
-                    .take(&call, &arrived, take)
+                    .take(&call, &arrived, (take, items.len()))
                     .map(|all| (arrived.is_last, all)),
                 Err(failure) => Err(failure),
             };
@@ -274,6 +260,10 @@ impl Ask<'_> {
             namespace: Some((namespace.number, namespace.name())),
         };
         let encode = |id, out: &mut [u8]| {
+            if let Some(leases) = self.leases {
+                let entries = items.iter().map(|item| leases[item.index]);
+                return request::encode(verb, id, &head, entries, out);
+            }
             let entries = items.iter().map(|item| KeyEntry {
                 key: keys[item.index].bytes(),
                 hint,
@@ -287,7 +277,7 @@ impl Ask<'_> {
         &self,
         call: &Call,
         arrived: &Arrived,
-        take: Take<T>,
+        (take, left): (Take<T>, usize),
     ) -> Result<Vec<Result<T, Failure>>, Failure> {
         let reply = Reply::decode(&arrived.head, &arrived.body).map_err(Failure::protocol)?;
         if let Reply::Error(error) = &reply {
@@ -295,18 +285,26 @@ impl Ask<'_> {
         }
         let name = self.verb.name();
         let wrong = || Failure::protocol(format_args!("{name} has a reply of another kind"));
-        take(&reply, self.plan).ok_or_else(wrong)
+        take(&reply, self.plan, left).ok_or_else(wrong)
     }
 }
 
-fn statuses(reply: &Reply<'_>, plan: Plan) -> Option<Vec<Result<Lookup<()>, Failure>>> {
+pub(crate) fn statuses(
+    reply: &Reply<'_>,
+    plan: Plan,
+    _: usize,
+) -> Option<Vec<Result<Lookup<()>, Failure>>> {
     let Reply::Statuses(_, records) = reply else {
         return None;
     };
     Some(records.iter().map(|status| found(status, plan)).collect())
 }
 
-fn facts(reply: &Reply<'_>, plan: Plan) -> Option<Vec<Result<Lookup<BlockFacts>, Failure>>> {
+fn facts(
+    reply: &Reply<'_>,
+    plan: Plan,
+    _: usize,
+) -> Option<Vec<Result<Lookup<BlockFacts>, Failure>>> {
     let Reply::Facts(_, records) = reply else {
         return None;
     };

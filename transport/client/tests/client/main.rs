@@ -9,3 +9,4 @@ mod calls;
 mod faults;
 mod node;
 mod store;
+mod verbs;
