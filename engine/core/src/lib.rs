@@ -39,8 +39,8 @@ pub use error::Error;
 pub use events::{Event, EventKind, EventStream};
 pub use index::IndexBytes;
 pub use shard::{
-    Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PersistReport, Placement,
-    PolicyFactory, PutOptions, RecoveryReport, Reservation, Shard, TryGet,
+    BlockFacts, Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PersistReport,
+    Placement, PolicyFactory, PutOptions, RecoveryReport, Reservation, Shard, TryGet,
 };
 pub use stats::{Counters, EngineStats, MissingDevice, ShardGauges, ShardStats};
 pub use terrace_nvme::tier::{DeviceGauges, Health, TierCounters};

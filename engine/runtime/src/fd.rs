@@ -1,14 +1,17 @@
-//! Eventfds: how other threads wake a shard that is parked in its ring.
+//! Eventfds: how other threads wake a shard that is parked in its ring; and descriptors as
+//! glommio takes them.
 
 #![expect(
     unsafe_code,
     reason = "glommio takes a file descriptor only as a raw one"
 )]
 
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::net::TcpStream as NetStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 use glommio::io::BufferedFile;
+use glommio::net::TcpStream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -59,6 +62,19 @@ impl Eventfd {
         // SAFETY: the descriptor is a fresh duplicate, open, and owned by nobody else.
         Ok(unsafe { BufferedFile::from_raw_fd(copy.into_raw_fd()) })
     }
+}
+
+/// A connected socket as one that glommio waits for.
+pub(crate) fn to_glommio_stream(socket: OwnedFd) -> TcpStream {
+    // SAFETY: the descriptor is open, and from here on owned by the stream alone.
+    unsafe { TcpStream::from_raw_fd(socket.into_raw_fd()) }
+}
+
+/// A duplicate of the socket that glommio waits for.
+pub(crate) fn from_glommio_stream(stream: &TcpStream) -> Result<NetStream, std::io::Error> {
+    // SAFETY: the descriptor is open as long as the stream that is borrowed.
+    let socket = unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) };
+    Ok(NetStream::from(socket.try_clone_to_owned()?))
 }
 
 impl AsFd for Eventfd {

@@ -17,6 +17,7 @@ pub mod executor;
 mod fd;
 pub mod io;
 pub mod mailbox;
+pub mod net;
 pub mod sim;
 
 pub use terrace_types::{LocalFuture, Tasks};

@@ -100,6 +100,15 @@ impl LocalPin {
     }
 }
 
+impl LocalPin {
+    /// What the block's bytes hash to, as it was given when the block was stored.
+    #[must_use]
+    pub fn checksum(&self) -> Checksum {
+        let state = self.shard.state.borrow();
+        state.index.record(self.block).checksum()
+    }
+}
+
 impl Deref for LocalPin {
     type Target = [u8];
 

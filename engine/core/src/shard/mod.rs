@@ -17,6 +17,7 @@
 
 mod demote;
 mod direct;
+mod facts;
 mod get;
 mod lease;
 mod persist;
@@ -52,6 +53,7 @@ use crate::policy::{self, Policy, PolicyConfig};
 use crate::stats::{Counters, ShardGauges, ShardStats};
 
 pub(crate) use direct::Direct;
+pub use facts::BlockFacts;
 pub(crate) use get::Arrival;
 pub use get::{GetOptions, LocalPin, Placement, TryGet};
 pub use lease::{Descriptor, Lease, LeaseId};

@@ -372,7 +372,7 @@ impl Shard {
     }
 
     /// Whether a block survives power loss as it is.
-    fn is_durable(&self, record: &Record) -> bool {
+    pub(super) fn is_durable(&self, record: &Record) -> bool {
         let below = record.below().zip(self.tier.as_ref());
         below.is_some_and(|(location, tier)| tier.is_durable(location))
     }

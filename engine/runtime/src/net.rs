@@ -1,0 +1,182 @@
+//! TCP connections on a shard's executor: read into and written from memory of the caller.
+//!
+//! The executor's own streams know neither vectored writes nor the memory of slots, but how to
+//! wait. So each call asks the kernel first, without waiting, and waits only when it has to.
+//!
+//! **Invariants**
+//! - Memory of the caller is used within a poll only: a wait that is given up touches none.
+//! - `fd` is open as long as `waits`, which owns it.
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_lite::{AsyncRead, AsyncWrite};
+use nix::errno::Errno;
+use nix::sys::socket::{self, MsgFlags, Shutdown};
+
+use crate::fd::{from_glommio_stream, to_glommio_stream};
+
+/// A connected TCP socket of one shard's thread.
+pub struct TcpSocket {
+    waits: RefCell<glommio::net::TcpStream>,
+    fd: RawFd,
+}
+
+impl TcpSocket {
+    /// Takes a connected socket over, on the shard's thread that is to use it.
+    ///
+    /// # Errors
+    /// What the operating system said, normally `EMFILE`: too many open files.
+    pub fn adopt(socket: TcpStream) -> io::Result<Self> {
+        // Replies are written whole: waiting for more of them gains nothing.
+        socket.set_nodelay(true)?;
+        let fd = socket.as_raw_fd();
+        let waits = RefCell::new(to_glommio_stream(OwnedFd::from(socket)));
+        Ok(Self { waits, fd })
+    }
+
+    /// The connection for another thread, which may adopt it once this socket is dropped.
+    ///
+    /// # Errors
+    /// What the operating system said, normally `EMFILE`: too many open files.
+    pub fn release(self) -> io::Result<TcpStream> {
+        from_glommio_stream(&self.waits.into_inner())
+    }
+
+    /// Receives up to `into.len()` bytes; 0 when the other side sends no more.
+    pub fn poll_recv(&self, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        match socket::recv(self.fd, into, MsgFlags::MSG_DONTWAIT) {
+            Ok(count) => return Poll::Ready(Ok(count)),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(error) => return Poll::Ready(Err(error.into())),
+        }
+        let mut waits = self.waits.borrow_mut();
+        Pin::new(&mut *waits).poll_read(context, into)
+    }
+
+    /// Sends bytes of `slices` in order; how many went.
+    pub fn poll_send(
+        &self,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        match socket::sendmsg::<()>(self.fd, slices, &[], flags, None) {
+            Ok(count) => return Poll::Ready(Ok(count)),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(error) => return Poll::Ready(Err(error.into())),
+        }
+        let Some(first) = slices.iter().find(|slice| !slice.is_empty()) else {
+            return Poll::Ready(Ok(0));
+        };
+        let mut waits = self.waits.borrow_mut();
+        Pin::new(&mut *waits).poll_write(context, first)
+    }
+
+    /// Ends both directions: who waits is woken.
+    pub fn close(&self) {
+        // It is closed already when the other side was faster.
+        let _ = socket::shutdown(self.fd, Shutdown::Both);
+    }
+
+    /// Tells the other side that nothing more is sent.
+    pub fn finish(&self) {
+        let _ = socket::shutdown(self.fd, Shutdown::Write);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::executor::{ExecutorConfig, ShardThread};
+
+    /// Both ends of a connection over the loopback.
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    fn on_executor<F: Future<Output = ()> + 'static>(
+        main: impl FnOnce(TcpSocket) -> F + Send + 'static,
+        socket: TcpStream,
+    ) -> ShardThread {
+        let config = ExecutorConfig {
+            shard: 0,
+            cpu: None,
+            spin: std::time::Duration::ZERO,
+        };
+        ShardThread::start(&config, move |_| async move {
+            main(TcpSocket::adopt(socket).unwrap()).await;
+        })
+        .unwrap()
+    }
+
+    /// Aim: more than the kernel's buffers hold goes both ways at once, in order. Method: an echo of
+    /// 8 MiB whose client writes and reads from two threads.
+    #[test]
+    fn tcp_socket_echoes_more_than_buffers_hold() {
+        let (mut near, far) = pair();
+        let thread = on_executor(
+            |socket| async move {
+                let mut piece = vec![0; 100_000];
+                loop {
+                    let count = poll_fn(|cx| socket.poll_recv(cx, &mut piece))
+                        .await
+                        .unwrap();
+                    if count == 0 {
+                        return socket.close();
+                    }
+                    let mut sent = 0;
+                    while sent < count {
+                        let (a, b) = piece[sent..count].split_at((count - sent) / 2);
+                        let slices = [IoSlice::new(a), IoSlice::new(b)];
+                        sent += poll_fn(|cx| socket.poll_send(cx, &slices)).await.unwrap();
+                    }
+                }
+            },
+            far,
+        );
+        let bytes: Vec<u8> = (0..8_u32 << 20).map(|i| (i % 251) as u8).collect();
+        let mut writes = near.try_clone().unwrap();
+        let sent = bytes.clone();
+        let writer = std::thread::spawn(move || {
+            writes.write_all(&sent).unwrap();
+            writes.shutdown(std::net::Shutdown::Write).unwrap();
+        });
+        let mut echoed = Vec::new();
+        near.read_to_end(&mut echoed).unwrap();
+        writer.join().unwrap();
+        assert!(thread.join());
+        assert!(echoed == bytes);
+    }
+
+    /// Aim: whoever waits for bytes is woken when the socket is closed on its own side.
+    #[test]
+    fn tcp_socket_closed_wakes_its_reader() {
+        let (near, far) = pair();
+        let thread = on_executor(
+            |socket| async move {
+                let mut byte = [0];
+                let received = poll_fn(|cx| socket.poll_recv(cx, &mut byte));
+                let closing = async {
+                    futures_lite::future::yield_now().await;
+                    socket.close();
+                };
+                let (received, ()) = futures_lite::future::zip(received, closing).await;
+                assert_eq!(received.unwrap(), 0);
+            },
+            far,
+        );
+        assert!(thread.join());
+        drop(near);
+    }
+}

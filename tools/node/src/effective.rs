@@ -1,0 +1,197 @@
+//! From what the node was told to what is in force: defaults from the machine, and every check.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use terrace_engine::{EngineConfig, HugepageMode, NvmeConfig, Pinning};
+use terrace_server::ServerConfig;
+
+use crate::machine;
+use crate::settings::{Effective, Settings, SettingsError, address, byte_len};
+
+const LISTEN: &str = "127.0.0.1:7440";
+const METRICS: &str = "127.0.0.1:7441";
+const DATA: &str = "terrace-data";
+/// Name of the NVMe tier's file in the data folder.
+const DEVICE_FILE: &str = "blocks.nvme";
+/// Most connections that a configuration may ask for: two descriptors of 2^20 each.
+const CONNECTIONS_MAX: usize = 1 << 19;
+/// Longest wait that a configuration may ask for, in seconds.
+const SECONDS_MAX: u64 = 24 * 3600;
+/// Longest token, as the protocol has it.
+const TOKEN_LEN_MAX: usize = 1024;
+
+impl Effective {
+    /// The values in force, each checked by itself.
+    pub(crate) fn of(settings: Settings) -> Result<Self, SettingsError> {
+        let data = settings.data.unwrap_or_else(|| PathBuf::from(DATA));
+        let dram = match &settings.dram {
+            Some(text) => byte_len("dram", text)?,
+            None => machine::dram_default(),
+        };
+        let devices = settings.devices.unwrap_or_default();
+        let nvme = match &settings.nvme {
+            Some(text) => byte_len("nvme", text)?,
+            None if !devices.is_empty() => 0,
+            None => machine::nvme_default(&data, dram),
+        };
+        let metrics = match settings.metrics.as_deref().unwrap_or(METRICS) {
+            "off" => None,
+            text => Some(address("metrics", text)?),
+        };
+        let effective = Self {
+            listen: address("listen", settings.listen.as_deref().unwrap_or(LISTEN))?,
+            metrics,
+            data,
+            dram,
+            nvme,
+            devices,
+            shards: settings.shards.unwrap_or_else(machine::shards_default),
+            pinned: settings.pinned.unwrap_or(false),
+            hugepages: settings.hugepages.unwrap_or_else(|| "prefer".to_owned()),
+            policy: settings
+                .policy
+                .unwrap_or_else(|| EngineConfig::default().policy),
+            token_file: settings.token_file,
+            insecure: settings.insecure.unwrap_or(false),
+            format: settings.format.unwrap_or(false),
+            connections: settings.connections.unwrap_or(16_384),
+            silence: settings.silence.unwrap_or(300),
+            drain: settings.drain.unwrap_or(30),
+        };
+        effective.check()?;
+        Ok(effective)
+    }
+
+    fn check(&self) -> Result<(), SettingsError> {
+        let counts = [
+            (
+                "connections",
+                self.connections as u64,
+                CONNECTIONS_MAX as u64,
+            ),
+            ("silence", self.silence, SECONDS_MAX),
+            ("drain", self.drain, SECONDS_MAX),
+        ];
+        for (field, value, most) in counts {
+            if !(1..=most).contains(&value) {
+                return Err(SettingsError::field(field, value, format!("1 to {most}")));
+            }
+        }
+        if !self.devices.is_empty() && self.nvme > 0 {
+            let limit = "0, or none, when devices are given: they have lengths of their own";
+            return Err(SettingsError::field("nvme", self.nvme, limit));
+        }
+        if self.data.as_os_str().is_empty() {
+            return Err(SettingsError::field("data", "empty", "a folder"));
+        }
+        if self.metrics == Some(self.listen) && self.listen.port() != 0 {
+            let limit = "another address than that of listen";
+            return Err(SettingsError::field("metrics", self.listen, limit));
+        }
+        self.check_exposure("listen", self.listen, self.token_file.is_some())?;
+        if let Some(metrics) = self.metrics {
+            self.check_exposure("metrics", metrics, false)?;
+        }
+        self.engine()?
+            .validate()
+            .map_err(|error| engine_error(&error))
+    }
+
+    /// Nobody is served beyond this machine who shows nothing, unless that is wanted.
+    fn check_exposure(
+        &self,
+        field: &'static str,
+        address: SocketAddr,
+        is_guarded: bool,
+    ) -> Result<(), SettingsError> {
+        if address.ip().is_loopback() || is_guarded || self.insecure {
+            return Ok(());
+        }
+        let limit = match field {
+            "listen" => "a loopback address, unless token_file is given or --insecure",
+            _ => "a loopback address, unless --insecure: it answers to anybody",
+        };
+        Err(SettingsError::field(field, address, limit))
+    }
+
+    /// The engine's configuration.
+    pub(crate) fn engine(&self) -> Result<EngineConfig, SettingsError> {
+        let hugepages = match self.hugepages.as_str() {
+            "require" => HugepageMode::Require,
+            "prefer" => HugepageMode::Prefer,
+            "off" => HugepageMode::Off,
+            other => {
+                let limit = "require, prefer or off";
+                return Err(SettingsError::field("hugepages", other, limit));
+            }
+        };
+        let paths = if self.devices.is_empty() && self.nvme > 0 {
+            vec![self.data.join(DEVICE_FILE)]
+        } else {
+            self.devices.clone()
+        };
+        Ok(EngineConfig {
+            dram_bytes: self.dram,
+            shards: self.shards,
+            pinning: if self.pinned {
+                Pinning::Pinned
+            } else {
+                Pinning::Unpinned
+            },
+            hugepages,
+            policy: self.policy.clone(),
+            nvme: NvmeConfig {
+                paths,
+                file_bytes: (self.nvme > 0).then_some(self.nvme),
+                format: self.format,
+                ..NvmeConfig::default()
+            },
+            ..EngineConfig::default()
+        })
+    }
+
+    /// The server's configuration, but for the node's identity.
+    pub(crate) fn server(&self) -> Result<ServerConfig, SettingsError> {
+        let token = self.token_file.as_deref().map(read_token).transpose()?;
+        Ok(ServerConfig {
+            token,
+            connections_max: self.connections,
+            silence_max: Duration::from_secs(self.silence),
+            ..ServerConfig::default()
+        })
+    }
+}
+
+/// An error of the engine, in the node's words for its fields.
+pub(crate) fn engine_error(error: &terrace_engine::Error) -> SettingsError {
+    let terrace_engine::Error::Config {
+        field,
+        value,
+        limit,
+    } = error
+    else {
+        return SettingsError::field("engine", error, "what opens");
+    };
+    let field = match *field {
+        "dram_bytes" => "dram",
+        "nvme.file_bytes" => "nvme",
+        "nvme.paths" => "devices",
+        other => other,
+    };
+    SettingsError::field(field, value, limit.clone())
+}
+
+fn read_token(path: &Path) -> Result<Vec<u8>, SettingsError> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let limit = format!("a file that can be read ({error})");
+        SettingsError::field("token_file", path.display(), limit)
+    })?;
+    let token = text.lines().next().unwrap_or_default().trim();
+    if !(8..=TOKEN_LEN_MAX).contains(&token.len()) {
+        let limit = format!("a file whose first line has 8 to {TOKEN_LEN_MAX} bytes");
+        return Err(SettingsError::field("token_file", path.display(), limit));
+    }
+    Ok(token.as_bytes().to_vec())
+}

@@ -1,0 +1,215 @@
+//! A node as a process of its own: it serves, is killed, comes back, and is told to stop.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../../../transport/server/tests/plain/mod.rs"]
+mod plain;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use plain::{PlainClient, value};
+use terrace_wire::{KeyStatus, Options, Verb};
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("terrace-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn command(folder: &Path, flags: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace-node"));
+    command
+        .current_dir(folder)
+        .env_clear()
+        .args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
+        .args(["--dram", "64MiB", "--shards", "1", "--hugepages", "off"])
+        .args(flags)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+struct Node {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+    address: SocketAddr,
+    metrics: SocketAddr,
+}
+
+impl Node {
+    fn start(folder: &Path, flags: &[&str]) -> Self {
+        let mut child = command(folder, flags)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let after = |what: &str| {
+            let at = line.find(what).unwrap() + what.len();
+            let end = line[at..].find(',').unwrap() + at;
+            line[at..end].parse().unwrap()
+        };
+        let (address, metrics) = (after(" on "), after("metrics on "));
+        let mut node = Self {
+            child,
+            output,
+            address,
+            metrics,
+        };
+        node.until_line("ready");
+        node
+    }
+
+    fn until_line(&mut self, what: &str) {
+        let mut line = String::new();
+        while line.trim_end() != what {
+            line.clear();
+            let count = self.output.read_line(&mut line).unwrap();
+            assert!(count > 0, "the node ended before it said `{what}`");
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
+        kill(pid, signal).unwrap();
+    }
+
+    fn http(&self, path: &str) -> String {
+        let mut socket = TcpStream::connect(self.metrics).unwrap();
+        write!(socket, "GET {path} HTTP/1.1\r\nHost: node\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let text = self.http("/metrics");
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value
+            .unwrap_or_else(|| panic!("no {name} in {text}"))
+            .parse()
+            .unwrap()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn node_killed_serves_durable_blocks_after_its_restart() {
+    let folder = Folder::new("killed");
+    let flags = ["--nvme", "256MiB", "--data", "store"];
+    let mut node = Node::start(&folder.0, &flags);
+    let mut client = PlainClient::connect(node.address, None, "m");
+    let epoch = client.terms.node_epoch;
+    let blocks: Vec<(Vec<u8>, Vec<u8>)> = (0..16_u64)
+        .map(|number| (format!("key {number}").into_bytes(), value(number, 300_000)))
+        .collect();
+    let durable = KeyStatus::Stored { durable: true };
+    for (key, bytes) in &blocks {
+        assert_eq!(client.put(&[(key, bytes)], Options::DURABLE), [durable]);
+    }
+    node.child.kill().unwrap();
+    node.child.wait().unwrap();
+    let node = Node::start(&folder.0, &flags);
+    let id = client.terms.node_id;
+    let mut client = PlainClient::connect(node.address, None, "m");
+    assert_eq!(client.terms.node_id, id);
+    assert_eq!(client.terms.node_epoch, epoch + 1);
+    for (key, bytes) in &blocks {
+        assert!(client.get(&[key])[0].as_ref() == Some(bytes));
+    }
+    assert_eq!(node.metric("terrace_server_get_hits_total"), 16);
+}
+
+/// Aim: SIGTERM drains: the exit code is 0, and what was in DRAM only is there after it.
+#[test]
+fn node_told_to_stop_writes_down_what_it_has() {
+    let folder = Folder::new("stopped");
+    let flags = ["--nvme", "256MiB", "--data", "store"];
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut node = Node::start(&folder.0, &flags);
+        let mut client = PlainClient::connect(node.address, None, "m");
+        let key = format!("{signal}");
+        let bytes = value(7, 100_000);
+        let put = client.put(&[(key.as_bytes(), &bytes)], Options::NONE);
+        assert_eq!(put, [KeyStatus::Stored { durable: false }]);
+        node.signal(signal);
+        assert_eq!(node.child.wait().unwrap().code(), Some(0));
+        let node = Node::start(&folder.0, &flags);
+        let mut client = PlainClient::connect(node.address, None, "m");
+        assert!(client.get(&[key.as_bytes()])[0].as_ref() == Some(&bytes));
+    }
+}
+
+#[test]
+fn admin_interface_answers() {
+    let folder = Folder::new("admin");
+    let node = Node::start(&folder.0, &["--nvme", "0"]);
+    let mut client = PlainClient::connect(node.address, None, "m");
+    client.put(&[(b"k", b"value")], Options::NONE);
+    client.of_keys(Verb::Exists, &[b"k"]);
+    assert!(node.http("/healthz").starts_with("HTTP/1.1 200"));
+    assert!(node.http("/readyz").starts_with("HTTP/1.1 200"));
+    assert!(node.http("/config").contains("\"dram\":67108864"));
+    assert!(node.http("/stats").contains("\"terrace_dram_blocks\":1"));
+    assert!(node.http("/").starts_with("HTTP/1.1 404"));
+    assert_eq!(node.metric("terrace_puts_stored_total"), 1);
+    assert_eq!(node.metric("terrace_server_connections"), 1);
+    assert_eq!(node.metric("terrace_slots_being_written"), 0);
+    assert_eq!(node.metric("terrace_scrape_old"), 0);
+}
+
+#[test]
+fn port_and_folder_in_use_are_named() {
+    let folder = Folder::new("in-use");
+    let node = Node::start(&folder.0, &["--nvme", "0", "--data", "store"]);
+    let refused = |flags: &[&str]| {
+        let output = command(&folder.0, flags).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.lines().count() <= 3, "{text}");
+        text
+    };
+    let text = refused(&["--nvme", "0", "--data", "store"]);
+    assert!(text.contains("another node holds it"), "{text}");
+    let at = node.address.to_string();
+    let mut taken = Command::new(env!("CARGO_BIN_EXE_terrace-node"));
+    taken.current_dir(&folder.0).env_clear();
+    taken.args([
+        "--listen",
+        &at,
+        "--metrics",
+        "off",
+        "--data",
+        "other",
+        "--nvme",
+        "0",
+    ]);
+    let output = taken.args(["--dram", "64MiB"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains(&at) && text.contains("taken"), "{text}");
+}

@@ -1,0 +1,529 @@
+//! One connection: what its reader, its writer and its requests share, all on one shard's thread.
+//!
+//! **Invariants**
+//! - Every request that the session has under way is with the reader or with one task.
+//! - Bytes that wait to be sent are bounded: whoever adds blocks waits for room first.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use terrace_engine::{BlockKey, LocalPin, Namespace, Shard};
+use terrace_fabric::{Sender, TcpSender};
+use terrace_runtime::LocalFuture;
+use terrace_types::Nanos;
+use terrace_wire::{
+    ErrorCode, ErrorFrame, Flags, FrameHead, Goodbye, GoodbyeReason, KeyStatus, NamespaceNumber,
+    NodeTerms, Record, ReplyHead, RequestHead, ServerSession, Verb, WireError, reply,
+};
+
+use crate::host::Host;
+use crate::outbox::{Outbox, Part};
+use crate::socket::ShardSocket;
+use crate::stream::Stream;
+
+/// Bytes that may wait to be sent before a request that adds blocks waits too. A longer block is
+/// sent all the same, one at a time.
+const WINDOW_LEN: usize = 8 << 20;
+
+/// Frame head, reply head and what stands between the reply head and its records.
+const REPLY_HEAD_LEN: usize = 32 + 16 + 8;
+
+/// Longest frame of an error: head, body with the longest text, and a rest.
+const ERROR_FRAME_LEN: usize = 640;
+
+/// What a connection waits for, and since when; the watch looks at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// For the hello.
+    Hello,
+    /// For the next frame.
+    Frame,
+    /// For the rest of a frame.
+    Rest,
+    /// Not for the client.
+    Not,
+}
+
+/// See the module's text.
+pub(crate) struct Connection {
+    pub(crate) host: Rc<Host>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) session: RefCell<ServerSession>,
+    pub(crate) terms: Cell<NodeTerms>,
+    sender: TcpSender<ShardSocket>,
+    outbox: RefCell<Outbox>,
+    namespaces: RefCell<HashMap<u16, Namespace>>,
+    /// Requests that run in tasks of their own, and whether they were cancelled.
+    running: RefCell<HashMap<u64, Rc<Cell<bool>>>>,
+    pub(crate) pins: RefCell<HashMap<BlockKey, (LocalPin, Nanos)>>,
+    pub(crate) streams: RefCell<HashMap<u64, Stream>>,
+    changed: RefCell<Vec<Waker>>,
+    waiting: Cell<(Waiting, Nanos)>,
+    /// Since when bytes wait that the client does not take.
+    unsent_since: Cell<Option<Nanos>>,
+    closed: Cell<bool>,
+}
+
+/// A request under way.
+#[derive(Clone)]
+pub(crate) struct Ticket {
+    pub(crate) id: u64,
+    pub(crate) verb: Verb,
+    pub(crate) deadline: Nanos,
+    is_cancelled: Rc<Cell<bool>>,
+}
+
+impl Ticket {
+    /// What becomes of an entry that was not begun; `None` when it may be.
+    pub(crate) fn is_over(&self, now: Nanos) -> Option<KeyStatus> {
+        //= docs/wire-protocol.md#WP-14
+        if self.is_cancelled.get() {
+            return Some(KeyStatus::Cancelled);
+        }
+        //= docs/wire-protocol.md#WP-13
+        (now >= self.deadline).then_some(KeyStatus::TimedOut)
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(
+        host: Rc<Host>,
+        peer: SocketAddr,
+        terms: NodeTerms,
+        sender: TcpSender<ShardSocket>,
+    ) -> Rc<Self> {
+        let now = host.now();
+        Rc::new(Self {
+            peer,
+            session: RefCell::new(ServerSession::new(terms)),
+            terms: Cell::new(terms),
+            sender,
+            outbox: RefCell::default(),
+            namespaces: RefCell::default(),
+            running: RefCell::default(),
+            pins: RefCell::default(),
+            streams: RefCell::default(),
+            changed: RefCell::default(),
+            waiting: Cell::new((Waiting::Hello, now)),
+            unsent_since: Cell::new(None),
+            closed: Cell::new(false),
+            host,
+        })
+    }
+
+    pub(crate) fn shard(&self) -> &Rc<Shard> {
+        &self.host.shard
+    }
+
+    pub(crate) fn wait_for(&self, waiting: Waiting) {
+        self.waiting.set((waiting, self.host.now()));
+    }
+
+    // ---- requests ----
+
+    /// Takes a request on: its deadline counts from now.
+    pub(crate) fn ticket(&self, id: u64, verb: Verb, deadline_ms: u32) -> Ticket {
+        let longest = self.host.config().deadline_max;
+        let asked = std::time::Duration::from_millis(deadline_ms.into());
+        let span = if deadline_ms == 0 {
+            longest
+        } else {
+            asked.min(longest)
+        };
+        Ticket {
+            id,
+            verb,
+            deadline: self.host.now() + span,
+            is_cancelled: Rc::default(),
+        }
+    }
+
+    /// Runs a request's work: as far as it goes at once, and the rest in a task of its own, so that
+    /// later requests may overtake it.
+    pub(crate) async fn run(self: &Rc<Self>, ticket: &Ticket, work: LocalFuture<'static, ()>) {
+        let mut work = work;
+        let is_done = poll_fn(|context| Poll::Ready(work.as_mut().poll(context).is_ready())).await;
+        if is_done {
+            return;
+        }
+        let cancel = Rc::clone(&ticket.is_cancelled);
+        self.running.borrow_mut().insert(ticket.id, cancel);
+        let (connection, id) = (Rc::clone(self), ticket.id);
+        self.shard().spawn(Box::pin(async move {
+            work.await;
+            connection.running.borrow_mut().remove(&id);
+            connection.flush().await;
+        }));
+    }
+
+    pub(crate) fn cancel(&self, id: u64) {
+        if let Some(cancel) = self.running.borrow().get(&id) {
+            cancel.set(true);
+        }
+    }
+
+    // ---- namespaces ----
+
+    /// Gives a namespace a number; false when the number is taken.
+    //= docs/wire-protocol.md#WP-16
+    pub(crate) fn add_namespace(&self, number: NamespaceNumber, namespace: Namespace) -> bool {
+        let mut namespaces = self.namespaces.borrow_mut();
+        if namespaces.contains_key(&number.0) {
+            return false;
+        }
+        namespaces.insert(number.0, namespace);
+        true
+    }
+
+    /// The namespace that a request names; when there is none the request is answered.
+    pub(crate) fn namespace(&self, id: u64, verb: Verb, head: &RequestHead) -> Option<Namespace> {
+        let known = self.namespaces.borrow().get(&head.namespace.0).copied();
+        if known.is_none() {
+            let text = "open a namespace under this number first";
+            self.refuse(id, verb.number(), ErrorCode::NamespaceNumber, text);
+        }
+        known
+    }
+
+    /// The shard that owns a key, when it is another one.
+    //= docs/wire-protocol.md#WP-17
+    pub(crate) fn wrong_shard(&self, key: &BlockKey) -> Option<KeyStatus> {
+        let terms = self.terms.get();
+        let shard = key.hash().shard(terms.shards);
+        (shard != terms.shard).then_some(KeyStatus::WrongShard { shard })
+    }
+
+    // ---- replies ----
+
+    pub(crate) fn reply_head(&self, first: usize) -> ReplyHead {
+        ReplyHead {
+            first: first as u32,
+            map_epoch: self.terms.get().map_epoch,
+        }
+    }
+
+    /// Queues a frame that `encode` writes into at most `len` bytes.
+    pub(crate) fn push_frame(
+        &self,
+        len: usize,
+        encode: impl FnOnce(&mut [u8]) -> Result<usize, WireError>,
+    ) {
+        if self.closed.get() {
+            return;
+        }
+        let mut bytes = vec![0; len];
+        match encode(&mut bytes) {
+            Ok(len) => bytes.truncate(len),
+            Err(error) => {
+                // A reply that is not sent breaks the connection, so it ends.
+                tracing::error!(peer = %self.peer, %error, "encode a reply");
+                return self.close();
+            }
+        }
+        self.host.count(|counters| counters.frames_sent += 1);
+        self.outbox.borrow_mut().push(Part::Bytes(bytes));
+    }
+
+    pub(crate) fn push_block(&self, pin: LocalPin, range: std::ops::Range<usize>) {
+        if !self.closed.get() && !range.is_empty() {
+            self.outbox.borrow_mut().push(Part::Block(pin, range));
+        }
+    }
+
+    /// Answers entries from `first` on by the records of one frame.
+    pub(crate) fn answer(&self, id: u64, first: usize, count: usize, is_last: bool) -> Flags {
+        let mut session = self.session.borrow_mut();
+        let answered = session.answer(id, first as u32, count);
+        let ended = if is_last {
+            session.end(id, false, false)
+        } else {
+            Ok(())
+        };
+        drop(session);
+        if let Err(error) = answered.and(ended) {
+            tracing::error!(peer = %self.peer, %error, "answer a request");
+            self.close();
+        }
+        if is_last {
+            self.wake();
+            return Flags::NONE;
+        }
+        Flags::MORE
+    }
+
+    /// How many records of `len` bytes the client takes in one frame.
+    pub(crate) fn records_max(&self, len: usize) -> usize {
+        let limit = self.session.borrow().client_limits().body_len_max as usize;
+        (limit.saturating_sub(24) / len).max(1)
+    }
+
+    /// Answers a request by all its records, in as many frames as the client's limit asks for.
+    pub(crate) fn reply<R: Record<'static>>(&self, id: u64, verb: Verb, records: &[R], len: usize) {
+        let most = self.records_max(len);
+        let mut first = 0;
+        loop {
+            let count = most.min(records.len() - first);
+            let is_last = first + count == records.len();
+            let flags = self.answer(id, first, count, is_last);
+            let frame = &records[first..first + count];
+            self.push_frame(REPLY_HEAD_LEN + count * len, |out| {
+                let head = self.reply_head(first);
+                reply::encode(verb, id, flags, &head, frame.iter().copied(), out)
+            });
+            first += count;
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Answers a request by statuses.
+    pub(crate) fn reply_statuses(&self, id: u64, verb: Verb, statuses: &[KeyStatus]) {
+        self.reply(id, verb, statuses, 8);
+    }
+
+    /// Answers a request that has no entries by `encode`'s frame.
+    pub(crate) fn reply_once(
+        &self,
+        id: u64,
+        encode: impl FnOnce(&mut [u8]) -> Result<usize, WireError>,
+    ) {
+        if let Err(error) = self.session.borrow_mut().end(id, false, false) {
+            tracing::error!(peer = %self.peer, %error, "end a request");
+            self.close();
+        }
+        self.push_frame(REPLY_HEAD_LEN + 16, encode);
+        self.wake();
+    }
+
+    /// Ends a request by an error.
+    pub(crate) fn refuse(&self, id: u64, verb_number: u8, code: ErrorCode, text: &str) {
+        self.refuse_with(id, verb_number, code, 0, text);
+    }
+
+    /// Ends a request by what is wrong with its body.
+    pub(crate) fn refuse_body(&self, head: &FrameHead, error: &WireError) {
+        let argument = match error {
+            WireError::UnknownOptions { bits, .. } => u64::from(*bits),
+            _ => 0,
+        };
+        let (id, verb) = (head.request_id, head.verb_number);
+        self.refuse_with(id, verb, error.code(), argument, &error.to_string());
+    }
+
+    fn refuse_with(&self, id: u64, verb_number: u8, code: ErrorCode, argument: u64, text: &str) {
+        self.host.count(|counters| counters.requests_refused += 1);
+        if let Err(error) = self.session.borrow_mut().end(id, true, false) {
+            tracing::error!(peer = %self.peer, %error, "refuse a request");
+            self.close();
+        }
+        self.push_error(id, verb_number, code, argument, text);
+        self.wake();
+    }
+
+    /// Queues an error; without a request id it is the last frame.
+    pub(crate) fn push_error(
+        &self,
+        id: u64,
+        verb_number: u8,
+        code: ErrorCode,
+        argument: u64,
+        text: &str,
+    ) {
+        let frame = ErrorFrame {
+            code,
+            verb_number,
+            argument,
+            text,
+        };
+        self.push_frame(ERROR_FRAME_LEN, |out| frame.encode(id, out));
+    }
+
+    pub(crate) fn say_goodbye(&self, reason: GoodbyeReason, close_ms: u32) {
+        let goodbye = Goodbye { reason, close_ms };
+        self.push_frame(64, |out| goodbye.encode(out));
+    }
+
+    // ---- sending ----
+
+    /// Sends what waits, as far as it goes at once; a task sends the rest.
+    pub(crate) async fn flush(self: &Rc<Self>) {
+        let must_wait = poll_fn(|context| {
+            let mut outbox = self.outbox.borrow_mut();
+            if outbox.has_writer {
+                return Poll::Ready(false);
+            }
+            Poll::Ready(loop {
+                match outbox.poll_send(&self.sender, context) {
+                    Poll::Ready(Ok(0)) => break false,
+                    Poll::Ready(Ok(sent)) => self.sent(sent),
+                    Poll::Ready(Err(_)) => {
+                        drop(outbox);
+                        self.close();
+                        break false;
+                    }
+                    Poll::Pending => {
+                        outbox.has_writer = true;
+                        break true;
+                    }
+                }
+            })
+        })
+        .await;
+        if must_wait {
+            self.unsent_since.set(Some(self.host.now()));
+            let connection = Rc::clone(self);
+            self.shard()
+                .spawn(Box::pin(async move { connection.write().await }));
+        } else {
+            self.wake();
+        }
+    }
+
+    fn sent(&self, len: usize) {
+        self.host
+            .count(|counters| counters.bytes_sent += len as u64);
+    }
+
+    /// Sends until nothing waits.
+    async fn write(self: Rc<Self>) {
+        loop {
+            let sent = poll_fn(|context| {
+                let mut outbox = self.outbox.borrow_mut();
+                outbox.poll_send(&self.sender, context)
+            })
+            .await;
+            match sent {
+                Ok(0) => break,
+                Ok(sent) => {
+                    self.sent(sent);
+                    self.unsent_since.set(Some(self.host.now()));
+                    self.wake();
+                }
+                Err(_) => {
+                    self.close();
+                    break;
+                }
+            }
+            // A client as fast as this one must not keep the thread to itself.
+            self.shard().runtime().yield_now().await;
+        }
+        self.outbox.borrow_mut().has_writer = false;
+        self.unsent_since.set(None);
+        self.wake();
+    }
+
+    /// Waits until blocks may be added to what waits to be sent.
+    pub(crate) async fn room(self: &Rc<Self>) {
+        if self.outbox.borrow().len() < WINDOW_LEN {
+            return;
+        }
+        self.flush().await;
+        self.until(|connection| connection.outbox.borrow().len() < WINDOW_LEN)
+            .await;
+    }
+
+    /// Waits until all is answered and sent.
+    pub(crate) async fn finished(self: &Rc<Self>) {
+        self.flush().await;
+        self.until(|connection| {
+            let is_answered = connection.session.borrow().under_way() == 0;
+            is_answered && connection.outbox.borrow().is_empty()
+        })
+        .await;
+    }
+
+    /// Whether nothing of it is under way or waits to be sent.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.session.borrow().under_way() == 0 && self.outbox.borrow().is_empty()
+    }
+
+    async fn until(&self, holds: impl Fn(&Self) -> bool) {
+        poll_fn(|context| {
+            if self.closed.get() || holds(self) {
+                return Poll::Ready(());
+            }
+            self.changed.borrow_mut().push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn wake(&self) {
+        let woken = std::mem::take(&mut *self.changed.borrow_mut());
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    // ---- the end ----
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// Sends nothing more, but what is with the kernel.
+    pub(crate) fn finish_sending(&self) {
+        self.sender.finish();
+    }
+
+    /// Ends the connection: who waits for it is woken, and all that it holds is given back.
+    pub(crate) fn close(&self) {
+        if self.closed.replace(true) {
+            return;
+        }
+        self.sender.close();
+        if let Ok(mut session) = self.session.try_borrow_mut() {
+            session.close();
+        }
+        if let Ok(mut outbox) = self.outbox.try_borrow_mut() {
+            outbox.clear();
+        }
+        for cancel in self.running.borrow().values() {
+            cancel.set(true);
+        }
+        self.pins.borrow_mut().clear();
+        //= docs/wire-protocol.md#WP-20
+        self.streams.borrow_mut().clear();
+        self.wake();
+    }
+
+    /// What the watch finds: why the connection has to end, if it has to.
+    pub(crate) fn overdue(&self, now: Nanos) -> Option<Overdue> {
+        let config = self.host.config();
+        if let Some(since) = self.unsent_since.get()
+            && now.since(since) > config.stall_max
+        {
+            return Some(Overdue::SlowReader);
+        }
+        let (waiting, since) = self.waiting.get();
+        let span = now.since(since);
+        match waiting {
+            Waiting::Hello | Waiting::Rest if span > config.stall_max => Some(Overdue::Stalled),
+            Waiting::Frame if span > config.silence_max && self.is_idle() => Some(Overdue::Silent),
+            _ => None,
+        }
+    }
+
+    /// Gives back pins and streamed puts whose time is over.
+    pub(crate) fn expire(&self, now: Nanos) {
+        //= docs/wire-protocol.md#WP-24
+        self.pins.borrow_mut().retain(|_, (_, until)| now < *until);
+        let longest = self.host.config().deadline_max;
+        let mut streams = self.streams.borrow_mut();
+        streams.retain(|_, stream| now.since(stream.used) <= longest);
+    }
+}
+
+/// Why a connection is ended by the watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Overdue {
+    /// Bytes wait for it that it does not take.
+    SlowReader,
+    /// A frame does not go on.
+    Stalled,
+    /// Nothing came, and nothing is under way.
+    Silent,
+}

@@ -1,0 +1,30 @@
+//! Serves an engine to other processes, docs/wire-protocol.md: a session for each connection, on
+//! the thread of the shard that the connection is for.
+//!
+//! One thread accepts. A shard reads the hello, and passes the connection on when it is for another
+//! one. From there on nothing leaves the thread: a get goes from the slot to the socket, a put from
+//! the socket into its slot, hashed as it comes.
+//!
+//! What a client can make a node keep is bounded: requests by credit, bytes that wait for it by a
+//! window, slots by its streamed puts; a watch ends what is silent, stalled or does not read.
+
+#![forbid(unsafe_code)]
+
+mod accept;
+mod config;
+mod connection;
+mod dispatch;
+mod get;
+mod host;
+mod outbox;
+mod pins;
+mod put;
+mod session;
+mod socket;
+mod stats;
+mod stream;
+mod values;
+
+pub use accept::{DrainReport, Observer, Server, ServerError};
+pub use config::ServerConfig;
+pub use stats::ServerCounters;

@@ -1,0 +1,57 @@
+//! What a server counts, plain on each shard's thread, and the sums.
+
+/// Declares the counters once: the struct, its sum, and the names they are published under.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident: $metric:literal,)*) => {
+        /// What a server did since it started. `connections` is how many there are; the others only
+        /// grow.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct ServerCounters { $($(#[$doc])* pub $name: u64,)* }
+
+        impl ServerCounters {
+            /// Adds another shard's.
+            pub const fn add(&mut self, other: &Self) { $(self.$name += other.$name;)* }
+
+            /// All with the names of their metrics.
+            #[must_use]
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($metric, self.$name),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Connections that are open.
+    connections: "terrace_server_connections",
+    /// Connections that came, those that moved between shards at their hello included.
+    connections_taken: "terrace_server_connections_taken_total",
+    /// Connections closed as the client broke a rule of the protocol.
+    closed_malformed: "terrace_server_closed_malformed_total",
+    /// Connections closed as the client did not take what was sent.
+    closed_slow: "terrace_server_closed_slow_total",
+    /// Connections closed as a frame did not go on.
+    closed_stalled: "terrace_server_closed_stalled_total",
+    /// Connections closed as nothing came.
+    closed_silent: "terrace_server_closed_silent_total",
+    /// Requests that came.
+    requests: "terrace_server_requests_total",
+    /// Requests answered by an error.
+    requests_refused: "terrace_server_requests_refused_total",
+    /// Entries of gets that were hits.
+    get_hits: "terrace_server_get_hits_total",
+    /// Entries of gets that were not.
+    get_misses: "terrace_server_get_misses_total",
+    /// Entries of puts whose values were taken.
+    put_values: "terrace_server_put_values_total",
+    /// Keys that belong to another shard.
+    wrong_shard: "terrace_server_wrong_shard_total",
+    /// Entries answered as timed out.
+    timed_out: "terrace_server_timed_out_total",
+    /// Frames sent.
+    frames_sent: "terrace_server_frames_sent_total",
+    /// Bytes sent.
+    bytes_sent: "terrace_server_bytes_sent_total",
+    /// Bytes received.
+    bytes_received: "terrace_server_bytes_received_total",
+}

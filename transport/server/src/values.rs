@@ -1,0 +1,72 @@
+//! Values on their way in: into a slot in pieces, or past.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+
+use terrace_fabric::{Receiver, TcpReceiver};
+
+use crate::connection::{Connection, Waiting};
+use crate::session::End;
+use crate::socket::ShardSocket;
+
+/// Bytes that are received at once, and hashed while they are in the processor's cache.
+const PIECE_LEN: usize = 128 << 10;
+
+/// Bytes after which other tasks of the thread run: a client that is never waited for must not keep
+/// it to itself.
+const TURN_LEN: usize = 1 << 20;
+
+/// What a connection's frames come from.
+pub(crate) type Frames = TcpReceiver<ShardSocket>;
+
+/// Fills `into` with the next bytes of values; `each` sees every piece as it arrives.
+pub(crate) async fn receive(
+    connection: &Rc<Connection>,
+    frames: &mut Frames,
+    into: &mut [u8],
+    mut each: impl FnMut(&[u8]),
+) -> Result<(), End> {
+    let (mut filled, mut turn) = (0, 0);
+    while filled < into.len() {
+        let end = into.len().min(filled + PIECE_LEN);
+        connection.wait_for(Waiting::Rest);
+        let piece = &mut into[filled..end];
+        let count = poll_fn(|context| frames.poll_slice(context, piece)).await;
+        let count = count.map_err(|_| End::Gone)?;
+        // The watch closes a connection whose frame does not go on.
+        if count == 0 || connection.is_closed() {
+            return Err(End::Gone);
+        }
+        each(&into[filled..filled + count]);
+        filled += count;
+        turn += count;
+        connection
+            .host
+            .count(|counters| counters.bytes_received += count as u64);
+        if turn >= TURN_LEN {
+            turn = 0;
+            connection.shard().runtime().yield_now().await;
+        }
+    }
+    connection.wait_for(Waiting::Not);
+    Ok(())
+}
+
+/// Passes over the next `len` bytes.
+pub(crate) async fn skip(
+    connection: &Rc<Connection>,
+    frames: &mut Frames,
+    len: u64,
+) -> Result<(), End> {
+    if len == 0 {
+        return Ok(());
+    }
+    let mut scratch = vec![0; len.min(PIECE_LEN as u64) as usize];
+    let mut left = len;
+    while left > 0 {
+        let count = left.min(scratch.len() as u64) as usize;
+        receive(connection, frames, &mut scratch[..count], |_| {}).await?;
+        left -= count as u64;
+    }
+    Ok(())
+}
