@@ -25,7 +25,8 @@ const DESCRIPTORS_BESIDE: u64 = 256;
 pub(crate) fn check(values: &Effective) -> anyhow::Result<()> {
     values.server()?;
     check_host(values)?;
-    say(&toml::to_string(values).context("print the values in force")?);
+    let text = toml::to_string(values).context("print the values in force")?;
+    say(text.trim_end());
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use plain::{PlainClient, value};
-use terrace_wire::{KeyStatus, Options, Verb};
+use terrace_wire::{Facts, KeyStatus, Options, Verb};
 
 struct Folder(PathBuf);
 
@@ -138,6 +138,8 @@ fn node_killed_serves_durable_blocks_after_its_restart() {
     let mut client = PlainClient::connect(node.address, None, "m");
     assert_eq!(client.terms.node_id, id);
     assert_eq!(client.terms.node_epoch, epoch + 1);
+    let facts = client.of_stat(&[&blocks[0].0]);
+    assert_eq!(facts[0].bits, Facts::DURABLE | Facts::ON_NVME);
     for (key, bytes) in &blocks {
         assert!(client.get(&[key])[0].as_ref() == Some(bytes));
     }

@@ -165,4 +165,14 @@ fn node_without_settings_checks_out() {
         !folder.0.join("terrace-data").exists(),
         "a check makes nothing"
     );
+    // The document names every setting.
+    let document = include_str!("../../../docs/node.md");
+    let table = document.split("## Settings").nth(1).unwrap();
+    let table = table.split("## ").next().unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `"));
+    let named: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
+    for line in shown.lines() {
+        let name = line.split(" =").next().unwrap();
+        assert!(named.contains(&name), "{name} is not in docs/node.md");
+    }
 }

@@ -25,6 +25,9 @@ const COMMANDS_MAX: usize = 1024;
 /// How long accepting rests when the process has no descriptors left.
 const NO_DESCRIPTORS_PAUSE_MS: u16 = 100;
 
+/// How long a drain leaves connections that nothing is under way on.
+const DRAIN_GRACE: Duration = Duration::from_millis(200);
+
 /// How often a drain looks whether connections are done.
 const DRAIN_POLL_MS: u16 = 5;
 
@@ -139,16 +142,23 @@ impl Server {
         self.stop_accepting();
         let clock = MonotonicClock;
         let start = clock.now();
+        let grace = DRAIN_GRACE.min(deadline / 2);
         let close_ms = u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX);
         for host in &self.shared.hosts {
             let _ = block_on(host.send(Command::Drain(close_ms)));
         }
         loop {
-            let is_late = clock.now().since(start) >= deadline;
-            let idle = self.close(CloseWhich::Idle);
-            if idle == 0 || is_late {
+            let span = clock.now().since(start);
+            // Requests that crossed the goodbye are answered, so idle clients have a little time.
+            let which = if span < grace {
+                CloseWhich::Neither
+            } else {
+                CloseWhich::Idle
+            };
+            let left = self.close(which);
+            if left == 0 || span >= deadline {
                 self.close(CloseWhich::All);
-                return DrainReport { cut_off: idle };
+                return DrainReport { cut_off: left };
             }
             pause(DRAIN_POLL_MS);
         }

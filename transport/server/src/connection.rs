@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use terrace_engine::{BlockKey, LocalPin, Namespace, Shard};
+use terrace_engine::{BlockKey, LeaseId, LocalPin, Namespace, Shard};
 use terrace_fabric::{Sender, TcpSender};
 use terrace_runtime::LocalFuture;
 use terrace_types::Nanos;
@@ -28,6 +28,10 @@ use crate::stream::Stream;
 /// Bytes that may wait to be sent before a request that adds blocks waits too. A longer block is
 /// sent all the same, one at a time.
 const WINDOW_LEN: usize = 8 << 20;
+
+/// Bytes that a client has to take within the time that it may stall: one that takes a byte now and
+/// then must not keep blocks pinned for ever.
+const PROGRESS_LEN: usize = 256 << 10;
 
 /// Frame head, reply head and what stands between the reply head and its records.
 const REPLY_HEAD_LEN: usize = 32 + 16 + 8;
@@ -61,6 +65,8 @@ pub(crate) struct Connection {
     running: RefCell<HashMap<u64, Rc<Cell<bool>>>>,
     pub(crate) pins: RefCell<HashMap<BlockKey, (LocalPin, Nanos)>>,
     pub(crate) streams: RefCell<HashMap<u64, Stream>>,
+    /// Leases by id: the block's length, and when they end.
+    pub(crate) leases: RefCell<HashMap<LeaseId, (u32, Nanos)>>,
     changed: RefCell<Vec<Waker>>,
     waiting: Cell<(Waiting, Nanos)>,
     /// Since when bytes wait that the client does not take.
@@ -107,6 +113,7 @@ impl Connection {
             running: RefCell::default(),
             pins: RefCell::default(),
             streams: RefCell::default(),
+            leases: RefCell::default(),
             changed: RefCell::default(),
             waiting: Cell::new((Waiting::Hello, now)),
             unsent_since: Cell::new(None),
@@ -215,7 +222,7 @@ impl Connection {
         if self.closed.get() {
             return;
         }
-        let mut bytes = vec![0; len];
+        let mut bytes = vec![0; len.next_multiple_of(8)];
         match encode(&mut bytes) {
             Ok(len) => bytes.truncate(len),
             Err(error) => {
@@ -292,11 +299,21 @@ impl Connection {
         id: u64,
         encode: impl FnOnce(&mut [u8]) -> Result<usize, WireError>,
     ) {
+        self.reply_long(id, REPLY_HEAD_LEN + 16, encode);
+    }
+
+    /// As [`Connection::reply_once`], by a frame of at most `len` bytes.
+    pub(crate) fn reply_long(
+        &self,
+        id: u64,
+        len: usize,
+        encode: impl FnOnce(&mut [u8]) -> Result<usize, WireError>,
+    ) {
         if let Err(error) = self.session.borrow_mut().end(id, false, false) {
             tracing::error!(peer = %self.peer, %error, "end a request");
             self.close();
         }
-        self.push_frame(REPLY_HEAD_LEN + 16, encode);
+        self.push_frame(len, encode);
         self.wake();
     }
 
@@ -391,6 +408,7 @@ impl Connection {
 
     /// Sends until nothing waits.
     async fn write(self: Rc<Self>) {
+        let mut taken = 0;
         loop {
             let sent = poll_fn(|context| {
                 let mut outbox = self.outbox.borrow_mut();
@@ -401,7 +419,11 @@ impl Connection {
                 Ok(0) => break,
                 Ok(sent) => {
                     self.sent(sent);
-                    self.unsent_since.set(Some(self.host.now()));
+                    taken += sent;
+                    if taken >= PROGRESS_LEN {
+                        taken = 0;
+                        self.unsent_since.set(Some(self.host.now()));
+                    }
                     self.wake();
                 }
                 Err(_) => {
@@ -487,6 +509,9 @@ impl Connection {
         self.pins.borrow_mut().clear();
         //= docs/wire-protocol.md#WP-20
         self.streams.borrow_mut().clear();
+        for (lease, _) in self.leases.borrow_mut().drain() {
+            self.host.shard.release(lease);
+        }
         self.wake();
     }
 
@@ -511,6 +536,9 @@ impl Connection {
     pub(crate) fn expire(&self, now: Nanos) {
         //= docs/wire-protocol.md#WP-24
         self.pins.borrow_mut().retain(|_, (_, until)| now < *until);
+        self.leases
+            .borrow_mut()
+            .retain(|_, (_, until)| now < *until);
         let longest = self.host.config().deadline_max;
         let mut streams = self.streams.borrow_mut();
         streams.retain(|_, stream| now.since(stream.used) <= longest);

@@ -14,7 +14,7 @@ use terrace_wire::{
 use crate::connection::{Connection, Ticket};
 use crate::session::End;
 use crate::values::{Frames, skip};
-use crate::{get, pins, put, stream};
+use crate::{get, leases, list, pins, put, stream};
 
 /// Keys of a request that are looked at before other tasks of the thread run.
 const KEYS_IN_A_ROW: usize = 512;
@@ -65,19 +65,13 @@ pub(crate) async fn request(
             Ok(())
         }
         request => {
-            without_values(connection, id, verb, request, &body).await;
+            without_values(connection, id, verb, request).await;
             Ok(())
         }
     }
 }
 
-async fn without_values(
-    connection: &Rc<Connection>,
-    id: u64,
-    verb: Verb,
-    request: Request<'_>,
-    body: &[u8],
-) {
+async fn without_values(connection: &Rc<Connection>, id: u64, verb: Verb, request: Request<'_>) {
     match request {
         Request::Ping => {
             let terms = connection.terms.get();
@@ -106,6 +100,13 @@ async fn without_values(
                 reply::encode(verb, id, terrace_wire::Flags::NONE, &head, none, out)
             });
         }
+        Request::List(told, asked) => list::list(connection, id, &told, asked).await,
+        Request::Lease(told, keys) => {
+            let ticket = connection.ticket(id, verb, told.deadline_ms);
+            leases::lease(connection, ticket, &told, keys).await;
+        }
+        Request::Renew(told, ids) => leases::renew(connection, id, &told, ids),
+        Request::Release(_, ids) => leases::release(connection, id, ids),
         Request::Stat(told, keys) => stat(connection, id, verb, &told, keys),
         Request::Exists(told, keys)
         | Request::Touch(told, keys)
@@ -118,7 +119,6 @@ async fn without_values(
         }
         _ => {
             // The hello offers none of their features, so the session refuses them before.
-            let _ = body;
             let text = "the node does not have this verb";
             connection.refuse(id, verb.number(), ErrorCode::FeatureNotInForce, text);
         }
@@ -292,7 +292,7 @@ async fn of_keys(
             }
         }
         if at.verb == Verb::Prefetch {
-            prefetch(&owner, &keys, &told);
+            prefetch(&owner, &keys, &statuses, &told);
         }
         owner.reply_statuses(at.id, at.verb, &statuses);
     };
@@ -325,18 +325,24 @@ async fn remove(shard: &Rc<Shard>, ticket: &Ticket, key: &BlockKey) -> KeyStatus
     removed.map_or(KeyStatus::TimedOut, |found| KeyStatus::of_lookup(&found))
 }
 
-/// Brings blocks up in the background, for as long as the request says.
-fn prefetch(connection: &Rc<Connection>, keys: &[Asked], told: &RequestHead) {
-    let own = keys
+/// Brings the blocks that are there up in the background, for as long as the request says.
+fn prefetch(
+    connection: &Rc<Connection>,
+    keys: &[Asked],
+    statuses: &[KeyStatus],
+    told: &RequestHead,
+) {
+    let there = keys
         .iter()
-        .filter(|(key, _)| connection.wrong_shard(key).is_none());
-    let keys: Vec<BlockKey> = own.map(|(key, _)| key.clone()).collect();
+        .zip(statuses)
+        .filter(|(_, status)| matches!(status, KeyStatus::Hit(_)));
+    let keys: Vec<BlockKey> = there.map(|((key, _), _)| key.clone()).collect();
     let most = connection.host.config().deadline_max;
     let budget = Duration::from_millis(told.argument.into()).min(most);
-    let engine = connection.host.engine.clone();
-    connection.shard().spawn(Box::pin(
-        async move { engine.prefetch(&keys, budget).await },
-    ));
+    let (engine, context) = (connection.host.engine.clone(), told.context);
+    connection.shard().spawn(Box::pin(async move {
+        engine.prefetch(&keys, budget, &context).await.await;
+    }));
 }
 
 pub(crate) fn get_options(hint: Hint, context: RequestContext) -> GetOptions {

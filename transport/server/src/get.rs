@@ -132,10 +132,13 @@ impl Get {
     /// How far a step from `next` goes: as many blocks as may be pinned at once, at least one.
     fn step_end(&self, next: usize) -> usize {
         let (mut end, mut len) = (next, 0);
-        for wanted in self.wanted[next..].iter().take(STEP_ENTRIES) {
-            if let Lookup::Hit { value, .. } = self.connection.shard().stat(&wanted.key) {
-                len += u64::from(value.len);
-            }
+        let left = &self.wanted[next..];
+        if left.len() == 1 {
+            return next + 1;
+        }
+        for wanted in left.iter().take(STEP_ENTRIES) {
+            let block_len = self.connection.shard().len_of(&wanted.key);
+            len += u64::from(block_len.unwrap_or(0));
             if len > STEP_LEN && end > next {
                 break;
             }

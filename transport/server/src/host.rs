@@ -44,6 +44,8 @@ pub(crate) enum Command {
 /// Which connections are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CloseWhich {
+    /// None: how many there are is asked.
+    Neither,
     Idle,
     All,
 }
@@ -253,7 +255,12 @@ impl Host {
     fn close(&self, which: CloseWhich) -> usize {
         let mut left = 0;
         for connection in self.all() {
-            if which == CloseWhich::All || connection.is_idle() {
+            let closes = match which {
+                CloseWhich::Neither => false,
+                CloseWhich::Idle => connection.is_idle(),
+                CloseWhich::All => true,
+            };
+            if closes {
                 connection.close();
             } else {
                 left += 1;
@@ -316,4 +323,7 @@ impl Host {
 }
 
 /// What the server can.
-const FEATURES: Features = Features::STREAMED_PUTS.with(Features::PINS);
+const FEATURES: Features = Features::STREAMED_PUTS
+    .with(Features::PINS)
+    .with(Features::LEASES)
+    .with(Features::LISTING);

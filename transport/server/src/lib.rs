@@ -16,6 +16,8 @@ mod connection;
 mod dispatch;
 mod get;
 mod host;
+mod leases;
+mod list;
 mod outbox;
 mod pins;
 mod put;

@@ -44,7 +44,14 @@ pub(crate) async fn put(
             Ok(mut writer) => {
                 let mut stream = ChecksumStream::new(&key, len);
                 let into = writer.bytes_mut();
-                receive(connection, frames, into, |piece| stream.update(piece)).await?;
+                let each = |piece: &[u8]| stream.update(piece);
+                let filled = receive(connection, frames, into, ticket.deadline, each).await?;
+                if (filled as u64) < len {
+                    drop(writer);
+                    skip(connection, frames, len - filled as u64).await?;
+                    answer.set(at, KeyStatus::TimedOut);
+                    continue;
+                }
                 connection.host.count(|counters| counters.put_values += 1);
                 let filled = Filled {
                     key,

@@ -25,6 +25,8 @@ const LINGER_LEN_MAX: usize = 1 << 20;
 pub(crate) enum End {
     /// The client went away, or the connection is closed.
     Gone,
+    /// The client sends no more, and may still read.
+    Ended,
     /// The client broke a rule: it is told by this error.
     Broken {
         code: ErrorCode,
@@ -80,6 +82,10 @@ pub(crate) async fn serve(
         Ok(None) => requests(connection, &mut frames).await,
         Err(end) => Err(end),
     };
+    if matches!(end, Err(End::Ended)) {
+        connection.wait_for(Waiting::Not);
+        connection.finished().await;
+    }
     if let Err(End::Broken {
         code,
         argument,
@@ -132,8 +138,11 @@ async fn next_head(connection: &Rc<Connection>, frames: &mut Frames) -> Result<F
         connection.flush().await;
         let received = poll_fn(|context| frames.poll_message(context, len + 1)).await;
         received.map_err(|_| End::Gone)?;
-        if frames.message().len() == len || connection.is_closed() {
+        if connection.is_closed() {
             return Err(End::Gone);
+        }
+        if frames.message().len() == len {
+            return Err(if len == 0 { End::Ended } else { End::Gone });
         }
     }
 }
@@ -243,10 +252,8 @@ async fn requests(connection: &Rc<Connection>, frames: &mut Frames) -> Result<()
             }
             Incoming::Goodbye => {
                 pass_over(connection, frames, &head).await?;
-                connection.wait_for(Waiting::Not);
                 connection.say_goodbye(GoodbyeReason::Done, 0);
-                connection.finished().await;
-                return Err(End::Gone);
+                return Err(End::Ended);
             }
             Incoming::Hello => return Err(End::Gone),
         }

@@ -93,7 +93,17 @@ pub(crate) async fn part(
     let (start, end) = (stream.filled, end as usize);
     let checksum = &mut stream.checksum;
     let into = &mut stream.writer.bytes_mut()[start..end];
-    receive(connection, frames, into, |piece| checksum.update(piece)).await?;
+    let deadline = connection.ticket(id, verb, 0).deadline;
+    let each = |piece: &[u8]| checksum.update(piece);
+    let filled = receive(connection, frames, into, deadline, each).await?;
+    if filled < end - start {
+        // A part of a part is of no use: the put is given up.
+        drop(stream);
+        let left = (end - start - filled) as u64;
+        skip(connection, frames, left).await?;
+        connection.reply_statuses(id, verb, &[KeyStatus::TimedOut]);
+        return Ok(());
+    }
     stream.filled = end;
     stream.used = connection.host.now();
     connection.streams.borrow_mut().insert(part.begun, stream);

@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 
 use terrace_fabric::{Receiver, TcpReceiver};
+use terrace_types::Nanos;
 
 use crate::connection::{Connection, Waiting};
 use crate::session::End;
@@ -19,15 +20,21 @@ const TURN_LEN: usize = 1 << 20;
 /// What a connection's frames come from.
 pub(crate) type Frames = TcpReceiver<ShardSocket>;
 
-/// Fills `into` with the next bytes of values; `each` sees every piece as it arrives.
+/// Bytes of values that are passed over at once; they go nowhere, and their memory is the
+/// connection's own.
+const SKIP_LEN: usize = 16 << 10;
+
+/// Fills `into` with the next bytes of values; `each` sees every piece as it arrives. How many came
+/// before `deadline`: a client that sends a byte now and then must not hold a slot for ever.
 pub(crate) async fn receive(
     connection: &Rc<Connection>,
     frames: &mut Frames,
     into: &mut [u8],
+    deadline: Nanos,
     mut each: impl FnMut(&[u8]),
-) -> Result<(), End> {
+) -> Result<usize, End> {
     let (mut filled, mut turn) = (0, 0);
-    while filled < into.len() {
+    while filled < into.len() && connection.host.now() < deadline {
         let end = into.len().min(filled + PIECE_LEN);
         connection.wait_for(Waiting::Rest);
         let piece = &mut into[filled..end];
@@ -49,7 +56,7 @@ pub(crate) async fn receive(
         }
     }
     connection.wait_for(Waiting::Not);
-    Ok(())
+    Ok(filled)
 }
 
 /// Passes over the next `len` bytes.
@@ -61,11 +68,12 @@ pub(crate) async fn skip(
     if len == 0 {
         return Ok(());
     }
-    let mut scratch = vec![0; len.min(PIECE_LEN as u64) as usize];
+    let mut scratch = vec![0; len.min(SKIP_LEN as u64) as usize];
     let mut left = len;
     while left > 0 {
         let count = left.min(scratch.len() as u64) as usize;
-        receive(connection, frames, &mut scratch[..count], |_| {}).await?;
+        let into = &mut scratch[..count];
+        receive(connection, frames, into, Nanos::MAX, |_| {}).await?;
         left -= count as u64;
     }
     Ok(())

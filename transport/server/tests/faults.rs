@@ -13,8 +13,8 @@ use terrace_engine::{Engine, EngineConfig, HugepageMode, block_on};
 use terrace_server::{Server, ServerConfig};
 use terrace_types::{Checksum, Hint};
 use terrace_wire::{
-    ErrorCode, GetEntry, KeyStatus, Options, PutEntry, PutPart, Reply, RequestHead, StreamEnd,
-    Verb, request,
+    ErrorCode, Facts, GetEntry, KeyStatus, Options, PutEntry, PutPart, Reply, RequestHead,
+    StreamEnd, Verb, request,
 };
 
 const STORED: KeyStatus = KeyStatus::Stored { durable: false };
@@ -163,17 +163,37 @@ fn wrong_requests_are_answered_and_the_connection_goes_on() {
     let len = request::encode(Verb::Put, 2, &strange, entries, &mut out).unwrap();
     let code = refused(&mut client, &out[..len], b"value");
     assert_eq!(code, ErrorCode::NamespaceNumber);
+    // An unknown verb: its body and values are passed over.
+    let mut unknown = out[..len].to_vec();
+    unknown[5] = 200;
+    unknown[8] = 3;
+    let checksum = xxhash_rust::xxh3::xxh3_64(&unknown[..28]) as u32;
+    unknown[28..32].copy_from_slice(&checksum.to_le_bytes());
+    let code = refused(&mut client, &unknown, b"value");
+    assert_eq!(code, ErrorCode::UnknownVerb);
+    // Options that the verb does not have are at byte 24 of the request head.
+    let keys = [terrace_wire::KeyEntry::plain(b"key")];
+    let told = RequestHead::default();
+    let len = request::encode(Verb::Exists, 4, &told, keys, &mut out).unwrap();
+    let mut strange = out[..len].to_vec();
+    strange[32 + 24] = 4;
+    let checksum = xxhash_rust::xxh3::xxh3_64(&strange[32..]) as u32;
+    strange[24..28].copy_from_slice(&checksum.to_le_bytes());
+    let checksum = xxhash_rust::xxh3::xxh3_64(&strange[..28]) as u32;
+    strange[28..32].copy_from_slice(&checksum.to_le_bytes());
+    let code = refused(&mut client, &strange, b"");
+    assert_eq!(code, ErrorCode::UnknownOption);
     let part = PutPart {
         begun: 77,
         offset: 0,
     };
-    let len = part.encode(3, 5, &mut out).unwrap();
+    let len = part.encode(5, 5, &mut out).unwrap();
     let code = refused(&mut client, &out[..len], b"value");
     assert_eq!(code, ErrorCode::NoSuchPut);
-    let len = request::encode_events(4, &RequestHead::default(), 1, &mut out).unwrap();
+    let len = request::encode_events(6, &RequestHead::default(), 1, &mut out).unwrap();
     let code = refused(&mut client, &out[..len], b"");
     assert_eq!(code, ErrorCode::FeatureNotInForce);
-    client.socket.write_all(&ping(5)).unwrap();
+    client.socket.write_all(&ping(7)).unwrap();
     let frame = read_frame(&mut client.socket).unwrap();
     assert!(matches!(frame.reply(), Reply::Pong(_)));
 }
@@ -288,6 +308,68 @@ fn silent_and_stalled_connections_are_closed() {
     assert!(matches!(frame.reply(), Reply::Error(error) if error.code == ErrorCode::Silent));
 }
 
+/// Aim: a client that sends too slowly holds no slot past its deadline, and goes on. Method: a put
+/// with a short deadline whose value comes in two halves, the second when the slot is back.
+//= docs/wire-protocol.md#WP-13
+#[test]
+fn put_that_comes_too_late_is_timed_out() {
+    let (engine, server) = start();
+    let mut client = PlainClient::connect(server.address(), None, "m");
+    let bytes = value(1, 100_000);
+    let entries = [PutEntry {
+        key: b"k",
+        hint: Hint::default(),
+        len: bytes.len() as u32,
+        checksum: client.checksum(b"k", &bytes),
+    }];
+    let told = RequestHead {
+        deadline_ms: 50,
+        ..RequestHead::default()
+    };
+    let mut out = vec![0; 4096];
+    let id = client.session.next_id();
+    let len = request::encode(Verb::Put, id, &told, entries, &mut out).unwrap();
+    client.begin(Verb::Put, &out[..len], bytes.len() as u64, 1);
+    client.socket.write_all(&bytes[..50_000]).unwrap();
+    let mut sent = 50_000;
+    until("the slot's return", || {
+        if sent < 90_000 {
+            client.socket.write_all(&bytes[sent..=sent]).unwrap();
+            sent += 1;
+        }
+        block_on(engine.stats()).gauges.writers == 0
+    });
+    client.socket.write_all(&bytes[sent..]).unwrap();
+    assert_eq!(client.statuses(), [KeyStatus::TimedOut]);
+    assert_eq!(client.put(&[(b"k", &bytes)], Options::NONE), [STORED]);
+}
+
+/// Aim: bytes of no sense at a live port do no harm. Method: random bytes, and frames that are right
+/// up to a random place, on many connections; then another client is served.
+#[test]
+fn random_bytes_do_no_harm() {
+    let (engine, server) = start();
+    let mut out = vec![0; 8192];
+    let greeting = hello(None);
+    let greeting_len = greeting.encode(&mut out).unwrap();
+    let prefix = out[..greeting_len].to_vec();
+    for seed in 0..200_u64 {
+        let mut noise = value(seed, 1 + (seed as usize * 37) % 3000);
+        if seed % 2 == 0 {
+            let mut begun = prefix.clone();
+            begun.append(&mut noise);
+            noise = begun;
+        }
+        let mut socket = TcpStream::connect(server.address()).unwrap();
+        let _ = socket.write_all(&noise);
+        let _ = socket.shutdown(Shutdown::Write);
+        let _ = socket.read_to_end(&mut Vec::new());
+    }
+    let mut client = PlainClient::connect(server.address(), None, "m");
+    assert_eq!(client.put(&[(b"k", b"value")], Options::NONE), [STORED]);
+    assert!(block_on(engine.check()));
+}
+
 #[test]
 fn connections_are_bounded() {
     let (_engine, server) = start_with(ServerConfig {
@@ -385,6 +467,10 @@ fn pins_keep_blocks_until_they_end() {
     let statuses = client.statuses();
     assert!(matches!(statuses[..], [KeyStatus::Hit(_), KeyStatus::Miss]));
     assert_eq!(block_on(engine.stats()).gauges.pinned_bytes, 8192);
+    let facts = client.of_stat(&[b"k", b"x"]);
+    assert_eq!(facts[0].bits, Facts::IN_DRAM | Facts::PINNED);
+    assert_eq!(facts[0].checksum, client.checksum(b"k", &[1; 8192]));
+    assert_eq!(facts[1].status, KeyStatus::Miss);
     let statuses = client.of_keys(Verb::Unpin, &[b"k", b"x"]);
     assert!(matches!(statuses[..], [KeyStatus::Hit(_), KeyStatus::Miss]));
     assert_eq!(block_on(engine.stats()).gauges.pinned_bytes, 0);

@@ -24,6 +24,18 @@ pub struct BlockFacts {
 }
 
 impl Shard {
+    /// The length of a block, in any tier; `None` when it is not there or cannot be told.
+    #[must_use]
+    pub fn len_of(&self, key: &BlockKey) -> Option<u32> {
+        if self.refusal(key).is_some() {
+            return None;
+        }
+        let state = self.state.borrow();
+        let epoch = state.epochs.of(key.namespace())?;
+        let block = state.index.find(key, epoch)?;
+        Some(state.index.record(block).len)
+    }
+
     /// What is known of a block. As [`Shard::exists`] it moves, pins and renews nothing.
     #[must_use]
     pub fn stat(&self, key: &BlockKey) -> Lookup<BlockFacts> {

@@ -50,8 +50,9 @@ impl Shard {
         ttl: Duration,
         options: &GetOptions,
     ) -> Lookup<Lease> {
-        let tier = match self.get(key, options).await {
-            Lookup::Hit { tier, .. } => tier,
+        // Held until the lease is granted: a block that the policy declined goes with its pin.
+        let (tier, _held) = match self.get(key, options).await {
+            Lookup::Hit { tier, value } => (tier, value),
             Lookup::Miss => return Lookup::Miss,
             Lookup::Unavailable(reason) => return Lookup::Unavailable(reason),
         };
@@ -86,11 +87,19 @@ impl Shard {
         };
         drop(state);
         let shard = Rc::downgrade(self);
-        let timer = self.runtime.sleep_until(deadline);
+        let mut timer = self.runtime.sleep_until(deadline);
         self.runtime.spawn(Box::pin(async move {
-            timer.await;
-            if let Some(shard) = shard.upgrade() {
-                shard.end_lease(id, true);
+            loop {
+                timer.await;
+                let Some(shard) = shard.upgrade() else { return };
+                // It may have been renewed meanwhile.
+                match shard.deadline_of(id).filter(|at| shard.runtime.now() < *at) {
+                    Some(later) => timer = shard.runtime.sleep_until(later),
+                    None => {
+                        shard.end_lease(id, true);
+                        return;
+                    }
+                }
             }
         }));
         Lookup::Hit {
@@ -121,6 +130,24 @@ impl Shard {
         let found = state.pin(block)?;
         drop(state);
         Some(self.local_pin(found))
+    }
+
+    /// Has a lease last for `ttl` from now, at most ten minutes, if it would end before. When it
+    /// ends, or `None` when it has.
+    pub fn renew(&self, id: LeaseId, ttl: Duration) -> Option<Nanos> {
+        if self.unavailable().is_some() {
+            return None;
+        }
+        let deadline = self.runtime.now() + ttl.min(LEASE_MAX);
+        let mut state = self.state.borrow_mut();
+        let (_, until) = state.leases.get_mut(&id)?;
+        *until = deadline.max(*until);
+        Some(*until)
+    }
+
+    fn deadline_of(&self, id: LeaseId) -> Option<Nanos> {
+        let state = self.state.borrow();
+        state.leases.get(&id).map(|(_, until)| *until)
     }
 
     /// Ends a lease early. False when it had ended already.

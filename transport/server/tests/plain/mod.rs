@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 
 use terrace_types::{Checksum, Hint, KeyHash};
 use terrace_wire::{
-    ClientHello, ClientSession, Features, FrameHead, FrameLimits, GetEntry, KeyEntry, KeyStatus,
-    NamespaceNumber, NodeTerms, Offer, OpenNamespace, Options, Partial, PutEntry, Reply,
+    ClientHello, ClientSession, Facts, Features, FrameHead, FrameLimits, GetEntry, KeyEntry,
+    KeyStatus, NamespaceNumber, NodeTerms, Offer, OpenNamespace, Options, Partial, PutEntry, Reply,
     RequestHead, ValueRecord, Verb, part_checksum, request,
 };
 
@@ -199,6 +199,15 @@ impl PlainClient {
     pub(crate) fn of_keys(&mut self, verb: Verb, keys: &[&[u8]]) -> Vec<KeyStatus> {
         self.begin_keys(verb, keys, &RequestHead::default());
         self.statuses()
+    }
+
+    pub(crate) fn of_stat(&mut self, keys: &[&[u8]]) -> Vec<Facts> {
+        self.begin_keys(Verb::Stat, keys, &RequestHead::default());
+        let frame = self.frame();
+        let Reply::Facts(_, records) = frame.reply() else {
+            panic!("no facts but {:?}", frame.reply());
+        };
+        records.iter().collect()
     }
 
     pub(crate) fn begin_get(&mut self, entries: &[GetEntry<'_>]) -> u64 {
