@@ -292,6 +292,15 @@ impl Pools {
         Ok(Step::Open(address))
     }
 
+    /// Where a shard is reached.
+    pub(crate) fn address_of(&self, layout: Layout, shard: u32) -> Result<Arc<str>, Failure> {
+        let known = self.known();
+        let map = known.map.as_ref();
+        let map = map.filter(|map| map.layout.generation == layout.generation);
+        let map = map.ok_or_else(Failure::moved)?;
+        Ok(map.address_of(shard, &self.address))
+    }
+
     /// Connects to `address` within the time for that.
     pub(crate) async fn open(
         &self,

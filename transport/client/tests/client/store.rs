@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use terrace_types::{Checksum, KeyHash, PutOutcome, Tier};
 use terrace_wire::{
-    Facts, Flags, FrameHead, GetEntry, KeyEntry, KeyStatus, LeaseId, LeaseRecord, ListRequest,
-    ListedBlock, Matched, Record, Records, Rejection, Removed, ReplyHead, Request, ValueRecord,
-    Verb, part_checksum, reply,
+    EventKind, EventRecord, Facts, Flags, FrameHead, GetEntry, KeyEntry, KeyStatus, LeaseId,
+    LeaseRecord, ListRequest, ListedBlock, Matched, NamespaceNumber, Record, Records, Rejection,
+    Removed, ReplyHead, Request, ValueRecord, Verb, part_checksum, reply,
 };
 
 use crate::node::{Session, made, take};
@@ -162,6 +162,7 @@ impl Session<'_> {
             Request::MatchPrefix(_, keys) => self.match_prefix(id, keys),
             Request::RemoveNamespace(_) => self.remove_all(id),
             Request::List(list_head, list) => self.list(id, list_head.argument, list),
+            Request::Events(..) => self.events(id),
             Request::Announce(..) => self.records::<KeyStatus>(head, []),
             Request::Lease(list_head, keys) => {
                 let leases = keys.iter().map(|entry| LeaseRecord {
@@ -226,6 +227,26 @@ impl Session<'_> {
             bits: Facts::IN_DRAM,
             checksum: Checksum(7),
         }
+    }
+
+    /// Tells of all that is stored, as if it happened now.
+    fn events(&self, id: u64) -> Vec<u8> {
+        let store = self.node.store.lock().unwrap();
+        let number = *self.names.keys().next().unwrap();
+        let events: Vec<_> = (1..)
+            .zip(store.keys())
+            .map(|(sequence, (name, key))| EventRecord {
+                sequence,
+                hash: KeyHash::of_named(name, key),
+                namespace: NamespaceNumber(number),
+                kind: EventKind::Stored,
+                key,
+            })
+            .collect();
+        made(|out| {
+            let events = events.iter().copied();
+            reply::encode_events(id, Flags::MORE, &self.head(), 3, events, out)
+        })
     }
 
     fn match_prefix(&self, id: u64, keys: &Records<'_, KeyEntry<'_>>) -> Vec<u8> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_io::block_on;
 use terrace_client::{Announced, CallOptions, ClientConfig, blocking};
 use terrace_types::{Hint, Lookup, PutOutcome};
+use terrace_wire::EventKind;
 
 use crate::calls::client;
 use crate::node::Node;
@@ -148,6 +149,28 @@ fn leases_are_renewed_and_released() {
         assert!(released.into_iter().all(|one| one.unwrap().is_hit()));
         let none = blocks.lease(&["absent"], MINUTE, &plain).await;
         assert!(matches!(none[0], Ok(Lookup::Miss)));
+    });
+}
+
+#[test]
+fn events_of_all_shards_are_told_and_end_when_a_node_goes() {
+    let node = Node::start(2);
+    let blocks = client(&node).namespace("m").unwrap();
+    let plain = CallOptions::default();
+    block_on(async {
+        blocks.put(b"a", b"value", &plain).await.unwrap();
+        let mut events = blocks.events(&[EventKind::Stored], &plain).await.unwrap();
+        let mut shards = Vec::new();
+        for _ in 0..2 {
+            let batch = events.next_batch().await.unwrap();
+            assert_eq!((batch.lost, batch.events.len()), (3, 1));
+            assert_eq!(batch.events[0].key, b"a");
+            shards.push(batch.shard);
+        }
+        shards.sort_unstable();
+        assert_eq!(shards, [0, 1]);
+        node.kill();
+        assert!(events.next_batch().await.is_err());
     });
 }
 
