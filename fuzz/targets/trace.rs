@@ -22,6 +22,6 @@ libfuzzer_sys::fuzz_target!(
         }));
     },
     |bytes: &[u8]| {
-        let _ = terrace_bench::trace::fuzzing::trace(bytes);
+        let _ = terrace_sim::trace::fuzzing::trace(bytes);
     }
 );

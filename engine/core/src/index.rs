@@ -16,6 +16,8 @@ use terrace_types::{BlockIx, BlockKey, Checksum, KeyHash};
 
 /// Keys up to this length lie in the record.
 const KEY_INLINE_MAX: usize = 20;
+/// In place of the length: the key lies beside the record.
+const LONG_KEY: u8 = u8::MAX;
 /// Heads an index begins with.
 const HEADS_MIN: usize = 1024;
 /// "No slot", "no location", "no record".
@@ -30,6 +32,17 @@ pub(crate) const ERASED: u8 = 4;
 
 /// Set when the block was hit since it was last written below; reclaim keeps such blocks.
 pub(crate) const WARM: u8 = 8;
+
+/// Set when the block was read ahead of need and nobody used it yet.
+pub(crate) const AHEAD: u8 = 16;
+
+/// Set while the block is in DRAM for those who hold it only: the policy does not know it, and
+/// its slot is given up with the last pin.
+pub(crate) const PASSING: u8 = 32;
+
+/// Set when a durable put asked for the block: it is not for the policy to keep it from the
+/// devices.
+pub(crate) const PROMISED: u8 = 64;
 
 /// What the index keeps of a block.
 #[derive(Clone, Copy, Zeroable)]
@@ -50,7 +63,10 @@ pub(crate) struct Record {
     pub(crate) heat: u8,
     pub(crate) flags: u8,
     namespace: u16,
-    key_len: u16,
+    /// As raised by a request; that of its namespace may be higher.
+    pub(crate) priority: u8,
+    /// Of a key in the record, else [`LONG_KEY`].
+    key_len: u8,
     key: [u8; KEY_INLINE_MAX],
 }
 
@@ -229,9 +245,8 @@ impl Index {
 
     /// The bytes of a record's key.
     pub(crate) fn key_of<'a>(&'a self, record: &'a Record) -> &'a [u8] {
-        let len = usize::from(record.key_len);
-        if len <= KEY_INLINE_MAX {
-            return &record.key[..len];
+        if record.key_len != LONG_KEY {
+            return &record.key[..usize::from(record.key_len)];
         }
         let [a, b, c, d, ..] = record.key;
         let at = u32::from_le_bytes([a, b, c, d]);
@@ -262,6 +277,7 @@ impl Index {
             heat: 0,
             flags: 0,
             namespace,
+            priority: 0,
             key_len,
             key: inline,
         };
@@ -292,11 +308,11 @@ impl Index {
     pub(crate) fn vacate(&mut self, block: BlockIx) {
         let record = &mut self.records[block.0 as usize];
         assert!(record.is(ERASED), "{block:?} is still in the index");
-        if usize::from(record.key_len) > KEY_INLINE_MAX {
+        if record.key_len == LONG_KEY {
             let [a, b, c, d, ..] = record.key;
             let at = u32::from_le_bytes([a, b, c, d]);
-            self.long_bytes -= u64::from(record.key_len);
-            self.long_keys[at as usize] = None;
+            let key = self.long_keys[at as usize].take();
+            self.long_bytes -= key.map_or(0, |key| key.len() as u64);
             self.long_vacant.push(at);
         }
         record.next = std::mem::replace(&mut self.vacant, block.0);
@@ -308,6 +324,11 @@ impl Index {
         (from..end as u32)
             .map(|at| (BlockIx(at), &self.records[at as usize]))
             .filter(|(_, record)| record.generation != 0 && !record.is(ERASED))
+    }
+
+    /// Most records there can be.
+    pub(crate) const fn numbers_max(&self) -> usize {
+        self.records.capacity()
     }
 
     /// One more than the highest record number in use so far.
@@ -335,10 +356,11 @@ impl Index {
         number as u32
     }
 
-    fn store_key(&mut self, key: &[u8]) -> (u16, [u8; KEY_INLINE_MAX]) {
+    fn store_key(&mut self, key: &[u8]) -> (u8, [u8; KEY_INLINE_MAX]) {
         let mut inline = [0; KEY_INLINE_MAX];
         if key.len() <= KEY_INLINE_MAX {
             inline[..key.len()].copy_from_slice(key);
+            (key.len() as u8, inline)
         } else {
             let at = self.long_vacant.pop().unwrap_or_else(|| {
                 self.long_keys.push(None);
@@ -347,8 +369,8 @@ impl Index {
             self.long_keys[at as usize] = Some(Box::from(key));
             self.long_bytes += key.len() as u64;
             inline[..4].copy_from_slice(&at.to_le_bytes());
+            (LONG_KEY, inline)
         }
-        (key.len() as u16, inline)
     }
 
     /// Splits one chain when there are more than three blocks for four heads.

@@ -33,16 +33,16 @@ pub mod policy;
 mod shard;
 mod stats;
 
-pub use config::{EngineConfig, Missing, NvmeConfig, Pinning, Use, WriteMode};
-pub use engine::{CloseReport, Engine, EngineBuilder, PutItem, route};
+pub use config::{EngineConfig, Missing, NamespaceOptions, NvmeConfig, Pinning, Use, WriteMode};
+pub use engine::{CloseReport, Engine, EngineBuilder, Prefetch, PutItem, route};
 pub use error::Error;
 pub use events::{Event, EventKind, EventStream};
 pub use index::IndexBytes;
 pub use shard::{
     Descriptor, Durability, GetOptions, Lease, LeaseId, LocalPin, PersistReport, Placement,
-    PolicyFactory, PutOptions, RecoveryReport, Reservation, Shard, TryGet,
+    PolicyFactory, PrefetchReport, PutOptions, RecoveryReport, Reservation, Shard, TryGet,
 };
-pub use stats::{Counters, EngineStats, MissingDevice, ShardGauges, ShardStats};
+pub use stats::{Counters, EngineStats, MissingDevice, NamespaceStats, ShardGauges, ShardStats};
 pub use terrace_nvme::tier::{DeviceGauges, Health, TierCounters};
 pub use terrace_nvme::uring::RingReport;
 pub use terrace_runtime::block_on;

@@ -56,6 +56,13 @@ impl NamespaceRegistry {
         Ok(namespace)
     }
 
+    /// The namespace with this number, if there is one.
+    pub(crate) fn at(&self, number: u16) -> Option<Namespace> {
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = names.list.get(usize::from(number))?;
+        names.known.get(name).copied()
+    }
+
     /// The name of a namespace that this registry handed out.
     pub(crate) fn name_of(&self, namespace: Namespace) -> Option<NamespaceName> {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);

@@ -51,6 +51,14 @@ counters! {
     evictions,
     /// Blocks that went because their slab moved to another size class.
     slab_evictions,
+    /// Blocks that left DRAM as their namespace was at its quota there.
+    quota_evictions,
+    /// Blocks that left the devices as their namespace was at its quota there.
+    quota_below_evictions,
+    /// Blocks that were not written below as their namespace was at its quota there.
+    quota_declined,
+    /// Blocks given up as their lifetime was over.
+    expired,
     /// Blocks removed or replaced by callers.
     removals,
     /// Blocks written to the tier below.
@@ -59,16 +67,29 @@ counters! {
     demoted_bytes,
     /// Blocks that the tier below failed to take.
     demotions_failed,
+    /// Blocks that left DRAM and that the policy did not want in the tier below.
+    below_declined,
     /// Blocks read from the tier below into DRAM.
     promotions,
     /// Bytes read from the tier below.
     promoted_bytes,
+    /// Blocks that came up for their readers only, as the policy did not want them in DRAM.
+    promotions_declined,
     /// Reads of the tier below that failed.
     promotions_failed,
     /// Blocks whose bytes did not match their checksum; they became misses.
     checksum_mismatches,
     /// Lookups that waited for a read that was under way already.
     reads_joined,
+    /// Blocks that came up ahead of need.
+    prefetched,
+    /// Of these, blocks that were used.
+    prefetched_used,
+    /// Of these, blocks that left DRAM before anybody used them.
+    prefetched_unused,
+    /// Blocks that were to be read ahead and were not begun: the caller went away, or its time
+    /// was up.
+    prefetch_cancelled,
     /// Blocks read straight into caller memory, past DRAM.
     direct_reads,
     /// Blocks the tier below gave up.
@@ -110,6 +131,9 @@ pub struct ShardGauges {
     pub index: IndexBytes,
     /// Memory of the policy.
     pub policy: PolicyBytes,
+    /// Bytes of DRAM, in whole granules of 4 KiB, for blocks that are read ahead of need and were
+    /// not used yet.
+    pub ahead_bytes: u64,
 }
 
 impl ShardGauges {
@@ -131,6 +155,7 @@ impl ShardGauges {
         self.index.keys += other.index.keys;
         self.policy.resident += other.policy.resident;
         self.policy.ghosts += other.policy.ghosts;
+        self.ahead_bytes += other.ahead_bytes;
     }
 
     /// Bytes of everything beside the arena: what `memory` costs on top of `dram_bytes`.
@@ -141,6 +166,30 @@ impl ShardGauges {
             + self.index.keys
             + self.policy.resident
             + self.policy.ghosts
+    }
+}
+
+/// What a namespace holds in one shard, or in all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceStats {
+    /// Its name.
+    pub name: String,
+    /// Bytes in DRAM in whole granules of 4 KiB, slots that are being filled included.
+    pub dram_bytes: u64,
+    /// Bytes on the devices in whole granules of 4 KiB.
+    pub nvme_bytes: u64,
+    /// Blocks in any tier.
+    pub blocks: u64,
+    /// Blocks given up and held nowhere else.
+    pub evictions: u64,
+}
+
+impl NamespaceStats {
+    const fn add(&mut self, other: &Self) {
+        self.dram_bytes += other.dram_bytes;
+        self.nvme_bytes += other.nvme_bytes;
+        self.blocks += other.blocks;
+        self.evictions += other.evictions;
     }
 }
 
@@ -161,6 +210,8 @@ pub struct ShardStats {
     pub rings: Vec<RingReport>,
     /// What it found on the devices when it opened.
     pub recovery: RecoveryReport,
+    /// What the namespaces hold that were used here.
+    pub namespaces: Vec<NamespaceStats>,
 }
 
 /// A device that the set lists and that is not there: what it holds is not served.
@@ -187,6 +238,8 @@ pub struct EngineStats {
     pub missing: Vec<MissingDevice>,
     /// What was found on the devices, summed over the shards that answered.
     pub recovery: RecoveryReport,
+    /// Each namespace, summed over the shards that answered.
+    pub namespaces: Vec<NamespaceStats>,
     /// Each shard's own report; `None` where it did not answer.
     pub shards: Vec<Option<ShardStats>>,
 }
@@ -207,6 +260,13 @@ impl EngineStats {
             self.counters.add(&stats.counters);
             self.gauges.add(&stats.gauges);
             self.recovery.add(&stats.recovery);
+            for namespace in &stats.namespaces {
+                let same = |known: &&mut NamespaceStats| known.name == namespace.name;
+                match self.namespaces.iter_mut().find(same) {
+                    Some(known) => known.add(namespace),
+                    None => self.namespaces.push(namespace.clone()),
+                }
+            }
             for device in &stats.nvme {
                 match self.nvme.iter_mut().find(|known| known.name == device.name) {
                     Some(known) => known.add(device),

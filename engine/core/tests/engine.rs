@@ -11,8 +11,8 @@ use std::time::Duration;
 use terrace_engine::policy::{Lru, Policy, PolicyBytes, PolicyConfig};
 use terrace_engine::{
     Access, BlockKey, Descriptor, Durability, Engine, EngineConfig, EventKind, GetOptions,
-    HugepageMode, KeyHash, Lease, Lookup, Namespace, PutItem, PutOptions, PutOutcome,
-    RegisteredRegion, RejectReason, Tier, UnavailableReason, block_on,
+    HugepageMode, KeyHash, Lease, Lookup, Namespace, PrefetchReport, PutItem, PutOptions,
+    PutOutcome, RegisteredRegion, RejectReason, RequestContext, Tier, UnavailableReason, block_on,
 };
 
 const GET: GetOptions = GetOptions {
@@ -334,7 +334,9 @@ fn batches_answer_each_key_over_all_shards() {
         }
         assert!(engine.remove_batch(&keys[..1]).await[0].is_hit());
         assert_eq!(engine.match_prefix(&keys).await, 0);
-        engine.prefetch(&keys, Duration::from_millis(10)).await;
+        let (brief, context) = (Duration::from_millis(10), RequestContext::default());
+        let ahead = engine.prefetch(&keys, brief, &context).await;
+        assert_eq!(ahead.await, PrefetchReport::default());
         assert!(engine.touch(&keys[5], &GET).await.is_hit());
         assert_eq!(engine.upsert(&keys[5], b"new", &put()).await, STORED);
         assert_eq!(engine.pin(&keys[5]).await.hit().unwrap()[..], *b"new");

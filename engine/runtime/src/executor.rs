@@ -7,9 +7,11 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
+use std::sync::mpsc::SendError;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_lite::future::or;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use glommio::io::BufferedFile;
@@ -41,6 +43,12 @@ const PREEMPT_INTERVAL: Duration = Duration::from_millis(1);
 const BEAT_INTERVAL: Duration = Duration::from_millis(50);
 /// Beats that are set at once: the task that sets them may be among those that are not run.
 const BEATS_AHEAD: u32 = 8;
+
+/// How long a new executor may take until it runs, and how many are started before none is had.
+/// One that parked before it set its first beat cannot be woken: it is left, and another one
+/// started. Should it run after all, it waits for a shard as any idle one does.
+const START_WAIT: Duration = Duration::from_millis(500);
+const STARTS_MAX: usize = 8;
 
 /// How long a wait lasts that cannot be told of its eventfd, for want of descriptors.
 const EVENTFD_PAUSE: Duration = Duration::from_millis(10);
@@ -132,7 +140,7 @@ impl ShardThread {
         };
         let executor = match idle {
             Some(executor) => executor,
-            None => start_executor(config, PREEMPT_INTERVAL)?,
+            None => start_executor(config)?,
         };
         executor
             .jobs
@@ -177,29 +185,55 @@ impl ShardThread {
     }
 }
 
-fn start_executor(
+fn start_executor(config: &ExecutorConfig) -> Result<Executor, ExecutorError> {
+    start_one_of(config, &[PREEMPT_INTERVAL; STARTS_MAX])
+}
+
+/// The first executor that runs, of those started one after the other with these intervals.
+fn start_one_of(
     config: &ExecutorConfig,
-    preempt_interval: Duration,
+    preempt_intervals: &[Duration],
 ) -> Result<Executor, ExecutorError> {
     let failed = |why: String| ExecutorError::Start {
         shard: config.shard,
         why,
     };
-    let (jobs, inbox) = mailbox::mailbox::<Assignment>(1).map_err(|e| failed(e.to_string()))?;
-    let placement = config.cpu.map_or(Placement::Unbound, Placement::Fixed);
-    LocalExecutorBuilder::new(placement)
-        .name(&format!("terrace-{}", config.shard))
-        .io_memory(GLOMMIO_POOL_LEN)
-        .ring_depth(GLOMMIO_RING_DEPTH)
-        .preempt_timer(preempt_interval)
-        .spin_before_park(config.spin)
-        .spawn(move || run_jobs(inbox))
-        .map_err(|error| failed(error.to_string()))?;
-    Ok(Executor {
-        cpu: config.cpu,
-        spin: config.spin,
-        jobs,
-    })
+    for interval in preempt_intervals {
+        let (jobs, inbox) = mailbox::mailbox(1).map_err(|error| failed(error.to_string()))?;
+        let executor = Executor {
+            cpu: config.cpu,
+            spin: config.spin,
+            jobs,
+        };
+        let (running, runs) = std::sync::mpsc::sync_channel(1);
+        let placement = config.cpu.map_or(Placement::Unbound, Placement::Fixed);
+        LocalExecutorBuilder::new(placement)
+            .name(&format!("terrace-{}", config.shard))
+            .io_memory(GLOMMIO_POOL_LEN)
+            .ring_depth(GLOMMIO_RING_DEPTH)
+            .preempt_timer(*interval)
+            .spin_before_park(config.spin)
+            .spawn(move || async move {
+                let jobs = async move {
+                    if let Err(SendError(late)) = running.send(executor) {
+                        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+                        idle.push(late);
+                    }
+                    run_jobs(inbox).await;
+                };
+                // In one task: no beat is missing when the jobs begin.
+                or(beat(), jobs).await;
+            })
+            .map_err(|error| failed(error.to_string()))?;
+        if let Ok(executor) = runs.recv_timeout(START_WAIT) {
+            return Ok(executor);
+        }
+        tracing::warn!(
+            shard = config.shard,
+            "an executor is late; starting another"
+        );
+    }
+    Err(failed("its thread does not begin to run".to_owned()))
 }
 
 /// Keeps timers set, so that the thread never parks for longer than a beat.
@@ -212,7 +246,6 @@ async fn beat() {
 }
 
 async fn run_jobs(inbox: Mailbox<Assignment>) {
-    glommio::spawn_local(beat()).detach();
     let glommio = Rc::new(GlommioRuntime::new());
     let runtime: Rc<dyn Runtime> = Rc::<GlommioRuntime>::clone(&glommio);
     loop {
@@ -404,7 +437,7 @@ mod tests {
     /// shorter than their turns, and nothing but the beat to wake the executor.
     #[test]
     fn task_that_may_run_is_not_left_when_the_thread_lost_its_processor() {
-        let executor = start_executor(&config(), Duration::from_micros(50)).unwrap();
+        let executor = start_one_of(&config(), &[Duration::from_micros(50); STARTS_MAX]).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
         let job: Job = Box::new(move |runtime| {
             Box::pin(async move {
@@ -433,6 +466,22 @@ mod tests {
             ended.is_ok(),
             "the executor sleeps over a task that may run"
         );
+    }
+
+    /// With a preemption timer that is over at once an executor never looks at its first task.
+    #[test]
+    fn executor_that_parked_before_it_ran_is_replaced() {
+        let executor = start_one_of(&config(), &[Duration::from_nanos(1), PREEMPT_INTERVAL]);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let job: Job = Box::new(move |_| Box::pin(async move { sender.send(()).unwrap() }));
+        let done = Arc::default();
+        let sent = executor.unwrap().jobs.try_send(Assignment { job, done });
+        assert!(sent.is_ok());
+        receiver.recv().unwrap();
+
+        let stuck = start_one_of(&config(), &[Duration::from_nanos(1)]);
+        let said = stuck.err().unwrap().to_string();
+        assert!(said.contains("does not begin to run"), "{said}");
     }
 
     /// Aim: starting and ending shards costs the process no descriptors. glommio alone loses

@@ -1,13 +1,14 @@
-//! The parts of `terrace-bench`: traces, payloads that can be verified, the replay, and what
+//! The parts of `terrace-bench`: payloads that can be verified, the replay, simulations, and what
 //! the layers below the engine do by themselves.
 
 #![forbid(unsafe_code)]
 
 pub mod burst;
+pub mod chain;
 pub mod payload;
 pub mod raw;
 pub mod recover;
 pub mod replay;
 pub mod report;
+pub mod sim;
 pub mod soak;
-pub mod trace;

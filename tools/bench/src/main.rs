@@ -5,16 +5,19 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
-use clap::{Parser, Subcommand, ValueEnum};
+use anyhow::{Context, bail, ensure};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use terrace_bench::burst::{self, BurstOptions};
+use terrace_bench::chain::{Announce, ChainOptions};
 use terrace_bench::raw::{self, Mode, RawOptions, Rw};
 use terrace_bench::recover::{self, RecoverOptions};
 use terrace_bench::replay::{self, NvmeOptions, ReplayOptions, Speed};
 use terrace_bench::report;
+use terrace_bench::sim::{self, GoldenArgs, SimArgs, SimOptions};
 use terrace_bench::soak::{self, SoakOptions};
-use terrace_bench::trace::{SynthConfig, Trace};
 use terrace_engine::{Engine, EngineConfig, HugepageMode, Use};
+use terrace_sim::trace::{SynthConfig, Trace};
 use terrace_types::ByteLen;
 
 /// Measures the Terrace engine.
@@ -30,6 +33,8 @@ enum Command {
     /// Replay a trace: every block id becomes a block, hits are verified byte by byte, misses
     /// are generated and put.
     Replay(ReplayArgs),
+    /// Compare every expected hit count with the one that is simulated here.
+    Golden(GoldenArgs),
     /// Open an engine, say `ready`, leave it alone, and print the CPU time that took.
     Idle(IdleArgs),
     /// Compare a bare ring, the ring beside the executor, and the engine on one device.
@@ -177,16 +182,22 @@ impl From<Polling> for Use {
 
 #[derive(Parser)]
 struct ReplayArgs {
+    /// What the trace is played to.
+    #[arg(long, value_enum, default_value = "engine")]
+    mode: sim::Mode,
     /// Trace file: Mooncake jsonl, ARC .lis, LIRS, cache2k or Azure csv; plain, zst, gz or xz.
-    /// Without one a synthetic chat trace is made.
+    /// Without one a synthetic chat trace is made. A simulation takes a list, too.
     #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
-    /// Policy: FIFO, CLOCK, LRU, SIEVE or S3FIFO, in any case.
-    #[arg(long, default_value = "LRU")]
-    policy: String,
-    /// Shards, each on a thread of its own.
-    #[arg(long, default_value_t = 1)]
-    shards: usize,
+    trace: Vec<PathBuf>,
+    /// Policy by name, in any case; LRU without it. A simulation takes a list, or all, and the
+    /// bounds OPT, OPTbypass and P-OPT too.
+    #[arg(long)]
+    policy: Option<String>,
+    /// Shards, each on a thread of its own. A simulation takes a list.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    shards: Vec<usize>,
+    #[command(flatten)]
+    sim: SimArgs,
     /// DRAM for blocks, such as 512MiB; 1 GiB unless --dram-blocks says otherwise.
     #[arg(long, value_name = "SIZE")]
     dram: Option<ByteLen>,
@@ -219,6 +230,13 @@ struct ReplayArgs {
     /// Write blocks below when they are put, not when they leave DRAM.
     #[arg(long)]
     write_through: bool,
+    /// Tell the policies each request before its blocks are read: for traces that hold chains,
+    /// always or never.
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
+    announce: Announce,
+    /// Match the chain of each request, and have it read ahead before its blocks are read.
+    #[arg(long)]
+    prefetch: bool,
     /// Length of every block.
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     block_len: ByteLen,
@@ -311,8 +329,11 @@ fn main() -> ExitCode {
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
         )
         .init();
-    let outcome = match Cli::parse().command {
-        Command::Replay(args) => run_replay(&args),
+    let matches = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let outcome = match cli.command {
+        Command::Replay(args) => run_replay(&args, &matches),
+        Command::Golden(args) => return run_golden(&args),
         Command::Idle(args) => run_idle(&args).map(|()| 0),
         Command::Raw(args) => run_raw(&args).map(|()| 0),
         Command::Burst(args) => run_burst(&args),
@@ -332,11 +353,43 @@ fn main() -> ExitCode {
     }
 }
 
+fn run_golden(args: &GoldenArgs) -> ExitCode {
+    match sim::compare(args) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("terrace-bench: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
 /// Replays and prints; returns the count of blocks that came back wrong.
-fn run_replay(args: &ReplayArgs) -> anyhow::Result<u64> {
+fn run_replay(args: &ReplayArgs, matches: &ArgMatches) -> anyhow::Result<u64> {
+    let given = matches.subcommand_matches("replay");
+    let is_given = |flag: &str| {
+        let source = given.and_then(|given| given.value_source(flag));
+        source == Some(ValueSource::CommandLine)
+    };
+    if args.mode == sim::Mode::Sim {
+        if let Some(flag) = sim::engine_flag(is_given) {
+            bail!("{flag} is for an engine, and --mode is sim");
+        }
+        return run_sim(args).map(|()| 0);
+    }
+    if let Some(flag) = sim::sim_flag(is_given) {
+        bail!("{flag} is for simulations, and --mode is not sim");
+    }
+    let &[shards] = &args.shards[..] else {
+        bail!("--shards has several values, and --mode is not sim");
+    };
+    ensure!(
+        args.trace.len() < 2,
+        "--trace is given twice, and --mode is not sim"
+    );
     let options = ReplayOptions {
-        policy: args.policy.clone(),
-        shards: args.shards,
+        policy: args.policy.clone().unwrap_or_else(|| "LRU".to_owned()),
+        shards,
         dram: args.dram.map(|dram| dram.0),
         dram_blocks: args.dram_blocks,
         nvme: NvmeOptions {
@@ -350,6 +403,10 @@ fn run_replay(args: &ReplayArgs) -> anyhow::Result<u64> {
             write_through: args.write_through,
             scratch: args.scratch,
         },
+        chain: ChainOptions {
+            announce: args.announce,
+            prefetch: args.prefetch,
+        },
         block_len: args.block_len.0,
         iodepth: args.iodepth,
         speed: args.speed,
@@ -357,7 +414,7 @@ fn run_replay(args: &ReplayArgs) -> anyhow::Result<u64> {
         progress: !args.json,
     };
     options.validate()?;
-    let trace = match &args.trace {
+    let trace = match args.trace.first() {
         Some(path) => Trace::open(path, args.requests).context("read the trace")?,
         None => {
             let requests = args.requests.unwrap_or(2000);
@@ -375,6 +432,16 @@ fn run_replay(args: &ReplayArgs) -> anyhow::Result<u64> {
         report::print_table(&trace, &options, &outcome);
     }
     Ok(outcome.verify_failures)
+}
+
+fn run_sim(args: &ReplayArgs) -> anyhow::Result<()> {
+    let (policy, shards) = (args.policy.as_deref(), &args.shards);
+    let options = SimOptions::new(&args.sim, &args.trace, policy, shards, args.block_len.0)?;
+    sim::run(&SimOptions {
+        requests: args.requests,
+        json: args.json,
+        ..options
+    })
 }
 
 fn run_idle(args: &IdleArgs) -> anyhow::Result<()> {

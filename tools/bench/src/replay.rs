@@ -15,14 +15,15 @@ use futures_util::stream::FuturesUnordered;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 use terrace_engine::{
-    BlockKind, CloseReport, Durability, Engine, EngineConfig, EngineStats, GetOptions, Hint,
-    HugepageMode, KeyHash, Lookup, Missing, Namespace, NvmeConfig, PutOptions, PutOutcome,
-    RequestContext, Tier, Use, WriteMode, block_on, hugepages,
+    CloseReport, Durability, Engine, EngineConfig, EngineStats, GetOptions, Hint, HugepageMode,
+    Lookup, Missing, Namespace, NvmeConfig, PutOptions, PutOutcome, RequestContext, Tier, Use,
+    WriteMode, block_on, hugepages,
 };
+use terrace_sim::trace::{Trace, TraceRequest};
 use terrace_types::limits::{BLOCK_LEN_MAX, HUGEPAGE_LEN, SLOT_ALIGN};
 
+use crate::chain::{self, ChainOptions};
 use crate::payload;
-use crate::trace::{Trace, TraceRequest};
 
 /// Most requests in flight: each holds a payload of its own.
 const IODEPTH_MAX: usize = 4096;
@@ -190,6 +191,8 @@ pub struct ReplayOptions {
     pub dram_blocks: Option<usize>,
     /// The NVMe tier.
     pub nvme: NvmeOptions,
+    /// What is done with a chain before it is read.
+    pub chain: ChainOptions,
     /// Length of every block, in bytes.
     pub block_len: u64,
     /// Requests in flight.
@@ -320,6 +323,7 @@ struct Client<'a> {
     namespace: Namespace,
     block_len: u64,
     durability: Durability,
+    chain: ChainOptions,
     tally: RefCell<Tally>,
 }
 
@@ -355,6 +359,7 @@ fn run_on(options: &ReplayOptions, trace: &Trace) -> anyhow::Result<ReplayOutcom
         } else {
             Durability::Volatile
         },
+        chain: options.chain,
         tally: RefCell::new(Tally {
             outcome: empty()?,
             buffers: Vec::new(),
@@ -464,29 +469,12 @@ impl Client<'_> {
     }
 
     async fn request(&self, request: &TraceRequest) {
-        let mut parent: Option<KeyHash> = None;
-        let count = request.blocks.len();
-        for (depth, id) in request.blocks.iter().enumerate() {
-            let Ok(key) = self.namespace.key(&id.to_le_bytes()) else {
-                continue;
-            };
-            let last = request.is_chain && depth + 1 == count;
-            let hint = Hint {
-                parent: parent.filter(|_| request.is_chain),
-                depth: u32::try_from(depth).unwrap_or(u32::MAX),
-                kind: if last {
-                    BlockKind::Tail
-                } else {
-                    BlockKind::Full
-                },
-            };
-            // Zero would mean "take the engine's clock".
-            let context = RequestContext {
-                clock_ms: request.timestamp_ms + 1,
-                ..RequestContext::default()
-            };
-            self.access(&key, *id, hint, context).await;
-            parent = Some(key.hash());
+        let links = chain::links(self.namespace, request);
+        // Dropped with the request: what was not begun until then is not wanted any more.
+        let _ahead = self.chain.begin(self.engine, request, &links).await;
+        for link in &links {
+            self.access(&link.key, link.id, link.hint, link.context)
+                .await;
         }
         self.tally.borrow_mut().outcome.requests += 1;
     }

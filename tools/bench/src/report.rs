@@ -5,10 +5,10 @@
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 use terrace_engine::{DeviceGauges, RingReport, TierCounters};
+use terrace_sim::trace::Trace;
 use terrace_types::ByteLen;
 
 use crate::replay::{ReplayOptions, ReplayOutcome};
-use crate::trace::Trace;
 
 #[expect(clippy::cast_precision_loss, reason = "reports round anyway")]
 fn micros(histogram: &Histogram<u64>, quantile: f64) -> f64 {
@@ -103,6 +103,10 @@ fn nvme_json(outcome: &ReplayOutcome) -> Value {
         "demand_reads": nvme.demand_reads,
         "prefetch_reads": nvme.prefetch_reads,
         "background_reads": nvme.background_reads,
+        "prefetched": counters.prefetched,
+        "prefetched_used": counters.prefetched_used,
+        "prefetched_unused": counters.prefetched_unused,
+        "prefetch_cancelled": counters.prefetch_cancelled,
         "flushes": nvme.flushes,
         "frames": nvme.frames,
         "segments_reclaimed": nvme.segments_reclaimed,
@@ -298,6 +302,17 @@ fn print_nvme(outcome: &ReplayOutcome) {
             nvme.prefetch_reads
         ),
     );
+    let counters = &outcome.stats.counters;
+    if counters.prefetched > 0 {
+        let (used, unused) = (counters.prefetched_used, counters.prefetched_unused);
+        row(
+            "read ahead",
+            format!(
+                "{}: {used} used, {unused} not used; {} cancelled",
+                counters.prefetched, counters.prefetch_cancelled
+            ),
+        );
+    }
     if let Some(closed) = outcome.closed {
         row(
             "closed",

@@ -16,12 +16,12 @@ use futures_util::stream::FuturesUnordered;
 use serde_json::{Value, json};
 use terrace_engine::{
     BlockKey, Durability, Engine, EngineConfig, GetOptions, HugepageMode, Lookup, Namespace,
-    NvmeConfig, PutOptions, PutOutcome, block_on, hugepages,
+    NvmeConfig, PutOptions, PutOutcome, RequestContext, block_on, hugepages,
 };
+use terrace_sim::trace::Random;
 
 use crate::payload;
 use crate::replay::{CLOSE_DEADLINE, now};
-use crate::trace::Random;
 
 const CLIENTS: u64 = 24;
 const KEYS: u64 = 400;
@@ -294,7 +294,8 @@ impl<'a> Soak<'a> {
             }
             18 => {
                 let budget = Duration::from_millis(5);
-                engine.prefetch(std::slice::from_ref(key), budget).await;
+                let (keys, context) = (std::slice::from_ref(key), RequestContext::default());
+                engine.prefetch(keys, budget, &context).await.await;
             }
             _ => self.give_up(engine, key, block).await,
         }

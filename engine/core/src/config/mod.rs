@@ -1,6 +1,7 @@
 //! What an engine is opened with, and every check of it: a wrong value is refused before any
 //! memory is taken, by field, value and limit.
 
+mod namespace;
 mod nvme;
 
 use std::time::Duration;
@@ -12,6 +13,8 @@ use terrace_types::limits::{ARENA_LEN_MAX, BLOCK_LEN_MAX, HUGEPAGE_LEN, SHARDS_M
 use crate::error::Error;
 use crate::policy::POLICY_NAMES;
 
+pub use namespace::NamespaceOptions;
+pub(crate) use namespace::validate_namespaces;
 pub use nvme::{Missing, NvmeConfig, Use, WriteMode};
 
 /// Which processors the shards' threads stay on.
@@ -43,6 +46,9 @@ pub struct EngineConfig {
     pub block_lens: Vec<u64>,
     /// Largest share of DRAM that pinned and leased blocks may hold, from 0 to 1.
     pub pinned_ratio_max: f64,
+    /// Largest share of DRAM for blocks that are read ahead of need and were not used yet, from 0
+    /// to 1. One block is always granted.
+    pub prefetch_ratio_max: f64,
     /// How long a put or get waits for room before it answers `Busy` or `Unavailable`.
     pub busy_wait: Duration,
     /// Messages that may wait for one shard.
@@ -53,6 +59,10 @@ pub struct EngineConfig {
     pub fill_ratio_high: f64,
     /// Low watermark: demotion stops below this fill.
     pub fill_ratio_low: f64,
+    /// Largest share of DRAM that the floors of all namespaces may add up to, from 0 to 1.
+    pub floor_ratio_max: f64,
+    /// What holds for namespaces, by name, from the start: devices keep blocks, not rules.
+    pub namespaces: Vec<(String, NamespaceOptions)>,
     /// The NVMe tier.
     pub nvme: NvmeConfig,
 }
@@ -69,11 +79,14 @@ impl Default for EngineConfig {
             policy: "LRU".to_owned(),
             block_lens: Vec::new(),
             pinned_ratio_max: 0.5,
+            prefetch_ratio_max: 0.1,
             busy_wait: Duration::from_millis(500),
             mailbox_len: 1024,
             spin: Duration::from_micros(20),
             fill_ratio_high: 0.98,
             fill_ratio_low: 0.96,
+            floor_ratio_max: 0.5,
+            namespaces: Vec::new(),
             nvme: NvmeConfig::default(),
         }
     }
@@ -139,7 +152,15 @@ impl EngineConfig {
         })?;
         let longest = self.block_lens.iter().copied().max().unwrap_or(0);
         self.nvme.validate(longest)?;
-        self.validate_waits()
+        self.validate_waits()?;
+        let ratio = self.floor_ratio_max;
+        check(
+            "floor_ratio_max",
+            ratio,
+            (0.0..=1.0).contains(&ratio),
+            || "0 to 1".to_owned(),
+        )?;
+        validate_namespaces(self, &self.namespaces)
     }
 
     fn validate_waits(&self) -> Result<(), Error> {
@@ -149,6 +170,13 @@ impl EngineConfig {
             ratio,
             ratio > 0.0 && ratio <= 1.0,
             || "more than 0 and at most 1".to_owned(),
+        )?;
+        let ratio = self.prefetch_ratio_max;
+        check(
+            "prefetch_ratio_max",
+            ratio,
+            (0.0..=1.0).contains(&ratio),
+            || "0 to 1".to_owned(),
         )?;
         let (low, high) = (self.fill_ratio_low, self.fill_ratio_high);
         check("fill_ratio_high", high, (0.5..=1.0).contains(&high), || {
@@ -207,7 +235,7 @@ mod tests {
     #[test]
     fn config_out_of_range_names_field_value_and_limit() {
         type Change = fn(&mut EngineConfig);
-        let wrong: [(&str, Change); 22] = [
+        let wrong: [(&str, Change); 24] = [
             ("shards", |c| c.shards = 0),
             ("shards", |c| c.shards = 1000),
             ("shards", |c| c.shards = 5000),
@@ -220,6 +248,8 @@ mod tests {
             ("block_lens", |c| c.block_lens = vec![4096; 33]),
             ("pinned_ratio_max", |c| c.pinned_ratio_max = 0.0),
             ("pinned_ratio_max", |c| c.pinned_ratio_max = f64::NAN),
+            ("prefetch_ratio_max", |c| c.prefetch_ratio_max = 1.5),
+            ("prefetch_ratio_max", |c| c.prefetch_ratio_max = f64::NAN),
             ("fill_ratio_high", |c| c.fill_ratio_high = 1.1),
             ("fill_ratio_low", |c| c.fill_ratio_low = 0.99),
             ("busy_wait", |c| c.busy_wait = Duration::from_secs(4000)),

@@ -1,16 +1,14 @@
 //! Calls on many keys: one message for each shard, one result for each key.
 
 use std::rc::Rc;
-use std::time::Duration;
 
-use futures_lite::future::or;
 use futures_util::future::join_all;
 use terrace_slab::{PinnedBlock, SlotWriter};
 use terrace_types::{Access, BlockKey, Checksum, Lookup, PutOutcome, UnavailableReason};
 
 use super::calls::{Reply, dram, refused};
 use super::{Engine, route};
-use crate::shard::{Arrival, Durability, GetOptions, LocalPin, PutOptions, Reservation, TryGet};
+use crate::shard::{Durability, GetOptions, LocalPin, PutOptions, Reservation, TryGet};
 
 /// One block of a batch of puts.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +25,10 @@ pub struct PutItem<'a> {
 type Filled = (BlockKey, SlotWriter, Checksum, PutOptions);
 
 /// Which positions of a batch go to each shard.
-fn split(hashes: impl Iterator<Item = terrace_types::KeyHash>, shards: usize) -> Vec<Vec<usize>> {
+pub(super) fn split(
+    hashes: impl Iterator<Item = terrace_types::KeyHash>,
+    shards: usize,
+) -> Vec<Vec<usize>> {
     let mut parts = vec![Vec::new(); shards];
     for (at, hash) in hashes.enumerate() {
         parts[route(hash, shards)].push(at);
@@ -36,7 +37,8 @@ fn split(hashes: impl Iterator<Item = terrace_types::KeyHash>, shards: usize) ->
 }
 
 impl Engine {
-    /// Looks many blocks up. `options` has one entry a key, or is empty.
+    /// Looks many blocks up. `options` has one entry a key, or is empty. When hints tell a chain,
+    /// the policies hear of the whole request first, as by [`Engine::announce`].
     pub async fn get_batch(
         &self,
         keys: &[BlockKey],
@@ -80,6 +82,7 @@ impl Engine {
         let count = keys.len();
         let answer = self.call(shard, move |shard, reply| {
             let reply = Reply(reply);
+            shard.announce_lookup(&keys, &options);
             let tried = shard.try_get_batch(&keys, &options);
             if !tried.iter().any(|outcome| matches!(outcome, TryGet::Below)) {
                 return reply.now(tried.into_iter().map(settled).collect());
@@ -109,7 +112,8 @@ impl Engine {
             .unwrap_or_else(|reason| (0..count).map(|_| Lookup::Unavailable(reason)).collect())
     }
 
-    /// Stores many blocks. One result a block, in order.
+    /// Stores many blocks. One result a block, in order. When hints tell a chain, the policies
+    /// hear of the whole request first, unless they did when its blocks were looked up.
     pub async fn put_batch(&self, items: &[PutItem<'_>]) -> Vec<PutOutcome> {
         let parts = split(items.iter().map(|item| item.key.hash()), self.shards());
         let calls = parts
@@ -139,6 +143,7 @@ impl Engine {
             .map(|item| (item.key.clone(), item.value.len() as u64, item.options))
             .collect();
         let reserved = self.call(shard, move |shard, reply| {
+            shard.announce_put(&wanted);
             let shard = Rc::clone(shard);
             Reply(reply).later(async move {
                 let mut reservations = Vec::with_capacity(wanted.len());
@@ -208,7 +213,8 @@ impl Engine {
     }
 
     /// Tells the policies of a whole request before its accesses come one by one: a chain is
-    /// known when its request arrives. Each shard hears of the accesses that are its own.
+    /// known when its request arrives. Each shard hears of the accesses that are its own. Batches
+    /// with hints do this by themselves.
     ///
     /// # Errors
     /// [`UnavailableReason`] of the first shard that did not answer.
@@ -263,40 +269,6 @@ impl Engine {
             .min()
             .unwrap_or(0)
             .min(keys.len())
-    }
-
-    /// Brings blocks up from the tier below ahead of need, for at most `budget`. Returns at
-    /// once; what is in DRAM already is left alone.
-    pub async fn prefetch(&self, keys: &[BlockKey], budget: Duration) {
-        let parts = split(keys.iter().map(BlockKey::hash), self.shards());
-        for (shard, part) in parts
-            .iter()
-            .enumerate()
-            .filter(|(_, part)| !part.is_empty())
-        {
-            let keys: Vec<BlockKey> = part.iter().map(|at| keys[*at].clone()).collect();
-            let started = self.call(shard, move |shard, reply| {
-                let _ = reply.send(());
-                let shard = Rc::clone(shard);
-                Some(Box::pin(async move {
-                    let late = shard.runtime().sleep_until(shard.runtime().now() + budget);
-                    let plain = GetOptions::default();
-                    let reads = async {
-                        for key in &keys {
-                            if let Lookup::Hit {
-                                tier: terrace_types::Tier::Nvme,
-                                ..
-                            } = shard.exists(key)
-                            {
-                                drop(shard.get_as(key, &plain, Arrival::Ahead).await);
-                            }
-                        }
-                    };
-                    or(reads, late).await;
-                }))
-            });
-            let _ = started.await;
-        }
     }
 }
 

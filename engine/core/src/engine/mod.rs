@@ -7,7 +7,9 @@
 mod batch;
 mod calls;
 mod devices;
+mod namespace;
 mod open;
+mod prefetch;
 
 use std::future::Future;
 use std::rc::Rc;
@@ -21,7 +23,7 @@ use terrace_runtime::executor::ShardThread;
 use terrace_runtime::{LocalFuture, MailboxSender};
 use terrace_types::{BlockKey, KeyHash, Namespace, UnavailableReason};
 
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, NamespaceOptions};
 use crate::error::Error;
 use crate::events::{EventStream, subscription};
 use crate::namespaces::NamespaceRegistry;
@@ -33,6 +35,7 @@ pub(crate) use devices::ShardIo;
 
 pub use batch::PutItem;
 pub use open::EngineBuilder;
+pub use prefetch::Prefetch;
 
 /// What is left when an engine has closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +58,8 @@ struct Inner {
     namespaces: Arc<NamespaceRegistry>,
     closed: AtomicBool,
     devices: Mutex<Option<Devices>>,
+    /// What holds for namespaces now.
+    rules: Mutex<Vec<(String, NamespaceOptions)>>,
 }
 
 /// A handle to an open engine; clones share it. The last one to go closes the engine.

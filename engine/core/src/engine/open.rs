@@ -62,6 +62,7 @@ impl EngineBuilder {
             senders.push(sender);
             inboxes.push(inbox);
         }
+        let rules = Mutex::new(self.config.namespaces.clone());
         let inner = Inner {
             id,
             config: self.config,
@@ -70,6 +71,7 @@ impl EngineBuilder {
             namespaces: Arc::new(NamespaceRegistry::new(id)),
             closed: AtomicBool::new(false),
             devices: Mutex::new(devices),
+            rules,
         };
         let (report, reports) = mpsc::channel();
         let started = start_shards(&inner, &self.plugins, inboxes, &report);
@@ -158,6 +160,10 @@ impl ShardStart {
                 return;
             }
         };
+        if let Err(error) = shard.set_configured_namespaces() {
+            let _ = report.send(Err(error));
+            return;
+        }
         shard.recover(warm).await;
         shard.start_scrub();
         let _ = report.send(Ok(()));

@@ -18,6 +18,7 @@
 //! Exact algorithms and the papers they come from are named in each file.
 
 mod arc;
+mod below;
 mod chain;
 mod clock;
 mod fifo;
@@ -47,6 +48,7 @@ use terrace_types::Access;
 pub use terrace_types::BlockIx;
 
 pub use arc::AdaptiveReplacement;
+pub use below::{BelowRule, WRITE_PRICE, WritePrice, expected_hits};
 pub use clock::Clock;
 pub use fifo::Fifo;
 pub use gdsf::Gdsf;
@@ -98,7 +100,8 @@ pub struct PolicyBytes {
 pub enum Admission {
     /// The block may enter.
     Admit,
-    /// The block stays out; a put answers `Rejected(NotAdmitted)`.
+    /// The block stays out. A volatile put answers `Rejected(NotAdmitted)`; the block of a durable
+    /// one, or of a lookup that found it below, is in DRAM only as long as it is used.
     Decline,
 }
 
@@ -193,6 +196,12 @@ pub trait Policy {
         Admission::Admit
     }
 
+    /// What a write to the tier below costs, told before anything else where it is not the
+    /// default. A policy that writes by worth goes by it.
+    fn set_write_price(&mut self, price: WritePrice) {
+        let _ = price;
+    }
+
     /// Whether a block that the policy has just given up is worth a write to the tier below.
     /// Asked once for each block that no tier below holds, before anything else is asked.
     fn admit_below(&mut self, access: &Access) -> Admission {
@@ -200,10 +209,14 @@ pub trait Policy {
         Admission::Admit
     }
 
-    /// Whether a block in a segment that is about to be reclaimed is worth writing again.
-    fn keep(&self, access: &Access) -> bool {
-        let _ = access;
-        false
+    /// Whether a block in a segment that is about to be reclaimed is worth writing again. Asked
+    /// once for each block that is still in such a segment; `resident` is its number when it is a
+    /// known block, too.
+    ///
+    /// `None` leaves it to the engine, which keeps what is in DRAM or was hit since it was written.
+    fn keep(&mut self, resident: Option<BlockIx>, access: &Access) -> Option<bool> {
+        let _ = (resident, access);
+        None
     }
 
     /// Count of known blocks.

@@ -125,6 +125,11 @@ impl Request {
         self.steps[step].block = Some(block);
     }
 
+    /// Whether it was announced and has accesses that did not come yet.
+    pub(super) const fn is_under_way(&self) -> bool {
+        self.was_announced && self.next < self.steps.len()
+    }
+
     /// `block` is gone. Walks all steps: to be called for blocks that the request has come to.
     pub(super) fn leave(&mut self, block: BlockIx) {
         for step in &mut self.steps {

@@ -293,8 +293,10 @@ fn prefetch_dropped_anywhere_serves_those_who_joined_it() {
     let call = |world: Rc<World>| -> LocalFuture<'static, ()> {
         Box::pin(async move {
             let (key, options) = (key(&world, COLD), GetOptions::default());
-            let found = world.shard.get_as(&key, &options, Arrival::Ahead).await;
-            assert!(found.hit().is_some());
+            let chain = Chain::of(std::slice::from_ref(&key));
+            let until = world.now() + Duration::from_secs(1);
+            world.shard.prefetch(chain, until).await;
+            assert!(world.shard.get(&key, &options).await.is_hit());
         })
     };
     for joined in [false, true] {

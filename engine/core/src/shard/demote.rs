@@ -14,10 +14,13 @@ use terrace_nvme::tier::{Location, NvmeTier, Placed, Record, TierError};
 use terrace_slab::PinnedBlock;
 use terrace_types::{Access, BlockIx, Hint};
 
+use super::get::Found;
+use super::room::Asker;
 use super::way_down::OnItsWay;
 use super::{Shard, State};
 use crate::events::EventKind;
-use crate::index::{DEMOTING, ERASED, WARM};
+use crate::index::{DEMOTING, ERASED, PROMISED, WARM};
+use crate::policy::Admission;
 
 /// Writes of demotions that are awaited at once. The tier's own window is in bytes.
 const WRITES_MAX: usize = 512;
@@ -115,7 +118,7 @@ impl Shard {
             if !wanted || self.unavailable().is_some() {
                 break Step::End;
             }
-            let Some(victim) = state.victim_of(None) else {
+            let Some(victim) = state.victim_of(None, &Asker::default()) else {
                 break Step::End;
             };
             freed |= state.let_go(victim, self.number, self.tier.as_deref());
@@ -169,6 +172,9 @@ impl Shard {
                     return Ok(None);
                 }
                 let len = record.len;
+                if !state.fits_below(block, self.number, tier) {
+                    return Ok(None);
+                }
                 let buffer = match pinned.take() {
                     Some(buffer) => buffer,
                     None => match state.pin_for_write(self, block) {
@@ -213,7 +219,12 @@ impl Shard {
         record.flags &= !DEMOTING;
         let below = record.below();
         let (erased, len, pins, id) = (record.is(ERASED), record.len, record.pins, record.hash());
+        if !erased {
+            state.end_leaving(block);
+        }
         match written {
+            // It was not to be written any more.
+            Ok(()) if location.is_none() => {}
             Ok(()) => {
                 state.counters.demotions += 1;
                 state.counters.demoted_bytes += u64::from(len);
@@ -268,9 +279,7 @@ impl State {
         let mut freed = false;
         let mut next = Some(victim);
         while let Some(block) = next {
-            let record = self.index.record(block);
-            let dirty = record.below().is_none() && record.slot().is_some();
-            if dirty && tier.is_some_and(|tier| tier.takes_blocks() && tier.admit(record.len)) {
+            if tier.is_some_and(|tier| self.goes_below(block, shard, tier)) {
                 self.begin_demotion(block);
             } else {
                 self.give_up(block, shard, tier);
@@ -281,9 +290,33 @@ impl State {
         freed
     }
 
+    /// Whether a block that the policy gave up is written below. One that was promised to be
+    /// durable is not for the policy to decline.
+    fn goes_below(&mut self, block: BlockIx, shard: usize, tier: &NvmeTier) -> bool {
+        let record = self.index.record(block);
+        if record.below().is_some() || record.slot().is_none() || !tier.takes_blocks() {
+            return false;
+        }
+        let (id, len, promised) = (record.hash(), record.len, record.is(PROMISED));
+        let access = Access {
+            len,
+            ..Access::plain(id)
+        };
+        if self.tenants.has_lifetimes() && self.is_expired(block) {
+            self.counters.expired += 1;
+            return false;
+        }
+        if !promised && self.policy.admit_below(&access) == Admission::Decline {
+            self.counters.below_declined += 1;
+            return false;
+        }
+        self.fits_below(block, shard, tier) && tier.admit(len)
+    }
+
     /// Marks a block as on its way down and queues it for the writer.
     pub(super) fn begin_demotion(&mut self, block: BlockIx) {
         self.index.record_mut(block).flags |= DEMOTING;
+        self.begin_leaving(block);
         self.demoting += 1;
         let on_its_way = self.way_down.begin();
         self.leaving.push_back((block, on_its_way));
@@ -291,14 +324,21 @@ impl State {
 
     /// A pin for a write, beyond the bound on pins: it frees memory in the end.
     fn pin_for_write(&mut self, shard: &Shard, block: BlockIx) -> Option<PinnedBlock> {
+        let Found { slot, len, .. } = self.pin_beyond(block)?;
+        Some(PinnedBlock::new(&shard.shared, slot, len, block))
+    }
+
+    /// Counts a pin on a block in DRAM, beyond the bound on pins.
+    pub(super) fn pin_beyond(&mut self, block: BlockIx) -> Option<Found> {
         let record = self.index.record_mut(block);
         let slot = record.slot()?;
+        let pins = record.pins.checked_add(1)?;
         if record.pins == 0 {
             self.pinned_bytes += record.pinned_len();
         }
-        let record = self.index.record_mut(block);
-        record.pins = record.pins.checked_add(1)?;
-        Some(PinnedBlock::new(&shard.shared, slot, record.len, block))
+        record.pins = pins;
+        let len = record.len;
+        Some(Found { slot, len, block })
     }
 
     /// Appends a block to the tier and notes where.
@@ -331,6 +371,7 @@ impl State {
             buffer,
         )?;
         tier.retain(placed.location, len);
+        self.count_below(block);
         let record = self.index.record_mut(block);
         record.set_below(Some(placed.location));
         record.flags &= !WARM;
@@ -354,6 +395,7 @@ impl State {
         record.set_below(None);
         if let (Some(location), Some(tier)) = (location, tier) {
             tier.forget(location, len);
+            self.count_out_of_below(block);
         }
     }
 
@@ -370,7 +412,7 @@ impl State {
         }
         // One that is being read comes up, or goes, at the end of that read.
         if !record.is(crate::index::PROMOTING) {
-            self.counters.evictions += 1;
+            self.count_eviction(block);
             self.emit(shard, EventKind::Evicted, block);
             self.erase(block, None);
         }

@@ -16,6 +16,7 @@ use terrace_types::{BlockIx, BlockKey, Checksum, Lookup, Tier, UnavailableReason
 
 use super::Shard;
 use super::get::{GetOptions, LocalPin};
+use super::room::Asker;
 use crate::index::{ERASED, PROMOTING, WARM};
 
 /// Bytes that are copied out of a region and hashed at a time: they stay in the first cache.
@@ -58,6 +59,7 @@ impl Shard {
             match below {
                 Some(block) if self.is_promoting(block) => {
                     self.state.borrow_mut().counters.reads_joined += 1;
+                    self.lift(block);
                     self.join_promotion(block).await;
                 }
                 Some(block) if self.fits(block, region) => {
@@ -81,7 +83,10 @@ impl Shard {
         let state = self.state.borrow();
         let epoch = state.epochs.of(key.namespace())?;
         let block = state.index.find(key, epoch)?;
-        state.index.record(block).slot().is_none().then_some(block)
+        state.tenants.look_at_clock(self.now.get());
+        let expired = state.is_expired(block);
+        let below = state.index.record(block).slot().is_none();
+        (below && !expired).then_some(block)
     }
 
     fn fits(&self, block: BlockIx, region: &RegisteredRegion) -> bool {
@@ -171,7 +176,7 @@ impl Shard {
             let record = state.index.record(block);
             (record.len, record.checksum())
         };
-        let Some(mut writer) = self.try_room(u64::from(len)) else {
+        let Some(mut writer) = self.try_room(u64::from(len), &Asker::of(key)) else {
             return;
         };
         self.fill_by_read(&writer);

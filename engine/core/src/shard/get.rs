@@ -1,25 +1,18 @@
-//! Lookups: the DRAM hit, and promotion from the tier below.
+//! Lookups: the DRAM hit; a block below comes up through `promote`.
 
-use std::future::poll_fn;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 
-use terrace_nvme::IoBuffer;
-use terrace_nvme::tier::ReadClass;
-use terrace_slab::{
-    ArenaShared, PinnedBlock, RegisteredRegion, SlotIx, SlotWriter, published_bytes, scatter,
-};
+use terrace_slab::{ArenaShared, PinnedBlock, RegisteredRegion, SlotIx, published_bytes, scatter};
 use terrace_types::{
-    Access, BlockIx, BlockKey, Checksum, Hint, KeyHash, Lookup, RequestContext, Tier,
-    UnavailableReason,
+    Access, BlockIx, BlockKey, Hint, KeyHash, Lookup, RequestContext, Tier, UnavailableReason,
 };
 
+use super::promote::Arrival;
 use super::room::Need;
-use super::{Filler, Shard, State};
-use crate::events::EventKind;
-use crate::index::{DEMOTING, ERASED, PROMOTING, WARM};
+use super::{Shard, State};
+use crate::index::{AHEAD, DEMOTING, PASSING, WARM};
 
 /// What a caller tells with a lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,26 +35,6 @@ pub enum Placement {
     /// region at a multiple of 4096, as long as the block rounded up to 4096; DRAM stays as it
     /// is. Other lookups promote.
     Bypass,
-}
-
-/// Why a block comes up from below.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arrival {
-    /// A caller waits for it.
-    Wanted,
-    /// Somebody may want it soon.
-    Ahead,
-    /// It was in DRAM when the engine was closed, with this tag of its policy.
-    Restored { tag: u8 },
-}
-
-impl Arrival {
-    const fn class(self) -> ReadClass {
-        match self {
-            Self::Wanted => ReadClass::Demand,
-            Self::Ahead | Self::Restored { .. } => ReadClass::Prefetch,
-        }
-    }
 }
 
 /// What a lookup finds without waiting.
@@ -204,6 +177,9 @@ impl Shard {
                 Probe::Below(block) if self.is_promoting(block) => {
                     // Single flight: whoever came first reads, the others wait for it.
                     self.state.borrow_mut().counters.reads_joined += 1;
+                    if arrival == Arrival::Wanted {
+                        self.lift(block);
+                    }
                     self.join_promotion(block).await;
                     joined = true;
                 }
@@ -234,7 +210,7 @@ impl Shard {
 
     /// Finds a block, and for one in DRAM counts a pin and tells the policy.
     #[inline]
-    pub(super) fn probe(&self, key: &BlockKey, options: &GetOptions) -> Probe {
+    pub(super) fn probe(self: &Rc<Self>, key: &BlockKey, options: &GetOptions) -> Probe {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         state.ticks += 1;
@@ -246,6 +222,15 @@ impl Shard {
             state.counters.misses += 1;
             return Probe::Miss;
         };
+        if state.tenants.is_active() || options.context.priority > 0 {
+            state.tenants.look_at_clock(self.now.get());
+            state.raise(block, options.context.priority);
+            if state.is_expired(block) {
+                state.counters.misses += 1;
+                self.expire(state, block);
+                return Probe::Miss;
+            }
+        }
         if state.index.record(block).slot().is_none() {
             return Probe::Below(block);
         }
@@ -254,9 +239,16 @@ impl Shard {
         };
         state.counters.dram_hits += 1;
         let access = self.access(key.hash(), found.len, options);
-        if state.index.record(block).is(DEMOTING) {
-            // On its way down the policy does not know it; its pin keeps it up.
-            return Probe::Dram(found);
+        let record = state.index.record(block);
+        if record.is(DEMOTING | PASSING | AHEAD) {
+            let known = !record.is(DEMOTING | PASSING);
+            if record.is(AHEAD) {
+                state.end_ahead(block, true);
+            }
+            if !known {
+                // The policy does not know it; its pin keeps it up.
+                return Probe::Dram(found);
+            }
         }
         state.policy.on_hit(block, &access);
         Probe::Dram(found)
@@ -264,16 +256,21 @@ impl Shard {
 
     #[inline]
     pub(super) fn access(&self, id: KeyHash, len: u32, options: &GetOptions) -> Access {
-        let mut context = options.context;
-        if context.clock_ms == 0 {
-            context.clock_ms = self.now.get().as_millis();
-        }
-        Access {
+        self.timed(Access {
             id,
             len,
             hint: options.hint,
-            context,
+            context: options.context,
+        })
+    }
+
+    /// An access with the engine's own clock, unless its caller keeps one.
+    #[inline]
+    pub(super) fn timed(&self, mut access: Access) -> Access {
+        if access.context.clock_ms == 0 {
+            access.context.clock_ms = self.now.get().as_millis();
         }
+        access
     }
 
     /// Whether a block is stored, in any tier. Moves, pins and renews nothing.
@@ -287,6 +284,8 @@ impl Shard {
             .epochs
             .of(key.namespace())
             .and_then(|ns| state.index.find(key, ns));
+        state.tenants.look_at_clock(self.now.get());
+        let found = found.filter(|block| !state.is_expired(*block));
         found.map_or(Lookup::Miss, |block| {
             let in_dram = state.index.record(block).slot().is_some();
             Lookup::Hit {
@@ -313,8 +312,8 @@ impl Shard {
             if let Some(block) = found {
                 let record = state.index.record_mut(block);
                 record.heat = heat;
-                let (len, demoting) = (record.len, record.is(DEMOTING));
-                if !demoting {
+                let (len, known) = (record.len, !record.is(DEMOTING | PASSING));
+                if known {
                     state
                         .policy
                         .on_hit(block, &self.access(key.hash(), len, options));
@@ -343,174 +342,6 @@ impl Shard {
             .enumerate()
             .map(|(i, key)| self.try_get(key, options.get(i).unwrap_or(&plain)))
             .collect()
-    }
-
-    pub(super) fn is_promoting(&self, block: BlockIx) -> bool {
-        self.state.borrow().index.record(block).is(PROMOTING)
-    }
-
-    pub(super) async fn join_promotion(&self, block: BlockIx) {
-        let mut registered = false;
-        poll_fn(|context| {
-            if registered {
-                return Poll::Ready(());
-            }
-            registered = true;
-            let mut state = self.state.borrow_mut();
-            if !state.index.record(block).is(PROMOTING) {
-                return Poll::Ready(());
-            }
-            let waker = context.waker().clone();
-            state.promotions.entry(block).or_default().push(waker);
-            Poll::Pending
-        })
-        .await;
-    }
-
-    /// Reads a block from the tier below into a slot. `None` when it is gone or was damaged.
-    ///
-    /// The read is a task of its own: it ends and cleans up when this future is dropped.
-    async fn promote(
-        self: &Rc<Self>,
-        key: &BlockKey,
-        block: BlockIx,
-        options: &GetOptions,
-        arrival: Arrival,
-    ) -> Result<Option<LocalPin>, UnavailableReason> {
-        self.state.borrow_mut().index.record_mut(block).flags |= PROMOTING;
-        let (sender, receiver) = futures_channel::oneshot::channel();
-        let (shard, key, options) = (Rc::clone(self), key.clone(), *options);
-        self.spawn(Box::pin(async move {
-            let outcome = shard.read_up(&key, block, &options, arrival).await;
-            shard.end_promotion(block);
-            // Whoever waits may go away before it takes the answer: the pin goes back by itself.
-            let pinned = outcome.map(|found| found.map(|found| shard.local_pin(found)));
-            let _ = sender.send(pinned);
-        }));
-        receiver
-            .await
-            .unwrap_or(Err(UnavailableReason::ShardFenced))
-    }
-
-    async fn read_up(
-        self: &Rc<Self>,
-        key: &BlockKey,
-        block: BlockIx,
-        options: &GetOptions,
-        arrival: Arrival,
-    ) -> Result<Option<Found>, UnavailableReason> {
-        let len = self.state.borrow().index.record(block).len;
-        let need = match arrival {
-            Arrival::Wanted => Need::Read,
-            Arrival::Ahead | Arrival::Restored { .. } => Need::Store,
-        };
-        let Some(writer) = self.room_for(u64::from(len), need).await else {
-            return Err(UnavailableReason::NoRoom);
-        };
-        self.fill_by_read(&writer);
-        // Its segment may be reclaimed while there is no room, or while others go first.
-        let location = || self.state.borrow().index.record(block).below();
-        if let (ReadClass::Prefetch, Some(tier), Some(location)) =
-            (arrival.class(), &self.tier, location())
-        {
-            tier.prefetch_turn(location).await;
-        }
-        let (Some(tier), Some(location)) = (&self.tier, location()) else {
-            return Ok(None);
-        };
-        let read = tier.read(location, len, IoBuffer::Writer(writer), arrival.class());
-        let outcome = read.await;
-        let writer = outcome.buffer.and_then(IoBuffer::writer);
-        let mut state = self.state.borrow_mut();
-        let (Ok(()), Some(writer)) = (outcome.result, writer) else {
-            // A writer that came back with the failure goes home by the queue of returns.
-            state.counters.promotions_failed += 1;
-            return Err(UnavailableReason::TierFailed);
-        };
-        state.counters.promotions += 1;
-        state.counters.promoted_bytes += u64::from(len);
-        let slot = writer.slot();
-        let sound = Checksum::of(key, writer.bytes()) == state.index.record(block).checksum();
-        if !sound || state.index.record(block).is(ERASED) {
-            let _ = writer.finish();
-            state.writers.remove(&slot);
-            state.pool.give(slot);
-            state.wake_waiting();
-            let erased = state.index.record(block).is(ERASED);
-            drop(state);
-            if !erased {
-                self.give_up_damaged(block);
-            }
-            return Ok(None);
-        }
-        state.settle(writer.finish(), block);
-        let was_warm = state.index.record(block).is(WARM);
-        let access = self.access(key.hash(), len, options);
-        match arrival {
-            Arrival::Restored { tag } => state.policy.restore(block, tag, &access),
-            Arrival::Wanted | Arrival::Ahead => state.policy.on_insert(block, &access),
-        }
-        state.counters.below_hits += u64::from(arrival == Arrival::Wanted);
-        state.emit(self.number, EventKind::Promoted, block);
-        let found = state.pin(block);
-        if arrival != Arrival::Wanted && !was_warm {
-            // Nobody used it yet: that it came up is no reason to keep it below.
-            state.index.record_mut(block).flags &= !WARM;
-        }
-        Ok(found)
-    }
-
-    /// A block's bytes on the device are wrong: it becomes a miss, now and after a restart.
-    pub(super) fn give_up_damaged(self: &Rc<Self>, block: BlockIx) {
-        let mut state = self.state.borrow_mut();
-        state.counters.checksum_mismatches += 1;
-        if state.index.record(block).slot().is_some() {
-            // DRAM has it as it should be: only the copy below is given up.
-            state.lose_below(block, self.tier.as_deref());
-            state.counters.durability_lost += 1;
-            state.emit(self.number, EventKind::Undurable, block);
-            return;
-        }
-        let tombstone = state.tombstone_of(self, block);
-        state.counters.evictions += 1;
-        state.emit(self.number, EventKind::Evicted, block);
-        state.erase(block, self.tier.as_deref());
-        drop(state);
-        tracing::error!(
-            shard = self.number,
-            "a block came back with wrong bytes; it is given up"
-        );
-        if let Some(tombstone) = tombstone {
-            let shard = Rc::clone(self);
-            self.spawn(Box::pin(async move {
-                // Should it fail, the checksum still keeps the block from being served.
-                let _ = shard.bury(tombstone).await;
-            }));
-        }
-    }
-
-    /// A slot is filled by a read and not by a put: one that fails is no put that was given up.
-    pub(super) fn fill_by_read(&self, writer: &SlotWriter) {
-        let mut state = self.state.borrow_mut();
-        state.writers.insert(writer.slot(), Filler::Read);
-    }
-
-    pub(super) fn end_promotion(self: &Rc<Self>, block: BlockIx) {
-        let mut state = self.state.borrow_mut();
-        let record = state.index.record_mut(block);
-        record.flags &= !PROMOTING;
-        let nowhere = record.slot().is_none() && record.below().is_none();
-        if record.is(ERASED) {
-            state.vacate_if_idle(block);
-        } else if nowhere {
-            // Its segment went while it was being read, and the read failed.
-            state.counters.evictions += 1;
-            state.emit(self.number, EventKind::Evicted, block);
-            state.erase(block, None);
-        }
-        for waker in state.promotions.remove(&block).unwrap_or_default() {
-            waker.wake();
-        }
     }
 
     /// Scatters a block over `targets` on the shard's thread; the value is the bytes copied.
@@ -561,13 +392,15 @@ impl State {
 
     /// A filled slot now holds `block`.
     pub(super) fn settle(&mut self, slot: SlotIx, block: BlockIx) {
-        self.writers.remove(&slot);
+        self.end_filling(slot);
         self.pool.publish(slot, block);
         let heat = self.heat_now();
         let record = self.index.record_mut(block);
         record.set_slot(Some(slot));
         record.heat = heat;
+        let len = u64::from(record.len);
+        self.count_in_dram(block);
         self.dram_blocks += 1;
-        self.payload_bytes += u64::from(record.len);
+        self.payload_bytes += len;
     }
 }

@@ -50,8 +50,9 @@ impl Shard {
         ttl: Duration,
         options: &GetOptions,
     ) -> Lookup<Lease> {
-        let tier = match self.get(key, options).await {
-            Lookup::Hit { tier, .. } => tier,
+        // Held until the lease is granted: a block that the policy declined goes with its pin.
+        let (tier, _held) = match self.get(key, options).await {
+            Lookup::Hit { tier, value } => (tier, value),
             Lookup::Miss => return Lookup::Miss,
             Lookup::Unavailable(reason) => return Lookup::Unavailable(reason),
         };

@@ -6,8 +6,8 @@
 //!
 //! **Invariants** ([`Shard::check`] walks them)
 //! - A block in DRAM has one slot; the slot's owner word is the block's number.
-//! - The policy knows a block exactly when it is in DRAM, in the index, and not on its way
-//!   down.
+//! - The policy knows a block exactly when it is in DRAM, in the index, not on its way down,
+//!   and not there for its readers only.
 //! - A slot is freed when its block is out of the index and its last pin is gone, or when it
 //!   leaves DRAM unpinned.
 //! - A panic in a task or message fences the shard: every later call is told so.
@@ -15,18 +15,25 @@
 //! What it does not do: threads, sockets, files. Those are the runtime's, the server's and the
 //! tiers'.
 
+mod announce;
 mod demote;
 mod direct;
 mod get;
+mod learned;
 mod lease;
 mod persist;
+mod prefetch;
+mod promote;
 mod put;
+mod quota;
 mod reclaim;
 mod recover;
+mod release;
 mod remove;
 mod room;
 mod scrub;
 mod serve;
+mod tenants;
 mod way_down;
 
 use std::cell::{Cell, RefCell};
@@ -40,24 +47,26 @@ use futures_util::FutureExt;
 use terrace_nvme::tier::{Location, NvmeTier, Phase};
 use terrace_runtime::{LocalFuture, MailboxSender, Runtime};
 use terrace_slab::{ArenaShared, RegisteredRegion, Returned, SlabPool, SlotIx};
+use terrace_types::limits::SLOT_ALIGN;
 use terrace_types::{BlockIx, Nanos, RejectReason, UnavailableReason};
 
 use crate::config::EngineConfig;
 use crate::engine::ShardIo;
 use crate::error::Error;
 use crate::events::{Event, EventKind, EventSink};
-use crate::index::{ERASED, Index};
+use crate::index::{AHEAD, DEMOTING, ERASED, Index, PASSING, PROMOTING};
 use crate::namespaces::{NamespaceEpochs, NamespaceRegistry};
-use crate::policy::{self, Policy, PolicyConfig};
+use crate::policy::{self, Policy, PolicyConfig, WritePrice};
 use crate::stats::{Counters, ShardGauges, ShardStats};
 
 pub(crate) use direct::Direct;
-pub(crate) use get::Arrival;
 pub use get::{GetOptions, LocalPin, Placement, TryGet};
 pub use lease::{Descriptor, Lease, LeaseId};
 pub use persist::PersistReport;
 #[cfg(any(test, fuzzing))]
 pub(crate) use persist::checkpoint_again;
+pub(crate) use prefetch::Chain;
+pub use prefetch::PrefetchReport;
 pub use put::{Durability, PutOptions, Reservation};
 pub use recover::RecoveryReport;
 pub(crate) use serve::{Job, serve};
@@ -90,11 +99,29 @@ impl Plugins {
         config: &EngineConfig,
         policy_config: PolicyConfig,
     ) -> Result<Box<dyn Policy>, Error> {
-        match &self.policy {
-            Some(factory) => factory(policy_config),
-            None => Ok(policy::by_name(&config.policy, policy_config)?),
+        let mut policy = match &self.policy {
+            Some(factory) => factory(policy_config)?,
+            None => policy::by_name(&config.policy, policy_config)?,
+        };
+        if config.nvme.write_budget > 0 {
+            policy.set_write_price(write_price(config));
         }
+        Ok(policy)
     }
+}
+
+/// The price of writes under the shard's share of the budget: it rises before the budget is used
+/// up, so that what goes down for it is what is worth most.
+#[expect(clippy::cast_precision_loss, reason = "a price needs no last bit")]
+fn write_price(config: &EngineConfig) -> WritePrice {
+    let bytes = config.nvme.write_budget as f64 / config.shards.max(1) as f64;
+    WritePrice::default().with_budget(bytes / expected_slot_len(config) as f64)
+}
+
+/// Length of the slots of blocks that are expected, in bytes.
+fn expected_slot_len(config: &EngineConfig) -> u64 {
+    let len = config.block_lens.first().copied().unwrap_or(64 << 10);
+    len.max(1).next_multiple_of(SLOT_ALIGN)
 }
 
 /// Who fills a slot.
@@ -103,6 +130,18 @@ enum Filler {
     Put,
     /// A read of a device, or a copy of what one read.
     Read,
+}
+
+/// A slot that is being filled.
+#[derive(Clone, Copy, Debug)]
+struct Filling {
+    filler: Filler,
+    /// The policy declined the block: it does not stay in DRAM.
+    passes: bool,
+    /// The number of the namespace it is for.
+    namespace: u16,
+    /// What it counts for there.
+    bytes: u64,
 }
 
 struct State {
@@ -114,7 +153,7 @@ struct State {
     blocks_cap: usize,
     dram_blocks: usize,
     payload_bytes: u64,
-    writers: HashMap<SlotIx, Filler>,
+    writers: HashMap<SlotIx, Filling>,
     pinned_bytes: u64,
     pinned_bytes_max: u64,
     ticks: u64,
@@ -141,6 +180,9 @@ struct State {
     sweeper_runs: bool,
     strays: remove::Strays,
     way_down: way_down::WayDown,
+    announced: announce::Announced,
+    ahead: prefetch::Ahead,
+    tenants: tenants::Tenants,
 }
 
 /// See the module's text.
@@ -178,8 +220,9 @@ impl Shard {
         let number = place.number;
         let (tier, io) = below.unzip();
         let below = tier.as_ref().map_or(0, |tier| tier.bytes());
-        let state = State::new(number, &config, &shared, plugins, below)?;
-        let now = Cell::new(runtime.now());
+        let now = runtime.now();
+        let state = State::new(number, &config, &shared, plugins, (below, now))?;
+        let now = Cell::new(now);
         Ok(Rc::new(Self {
             number,
             engine: place.engine,
@@ -237,6 +280,7 @@ impl Shard {
             state.wake_waiting();
             let joined = std::mem::take(&mut state.promotions);
             joined.into_values().flatten().for_each(Waker::wake);
+            state.ahead.wake();
         }
     }
 
@@ -318,6 +362,7 @@ impl Shard {
                 .as_ref()
                 .map_or_else(Vec::new, ShardIo::reports),
             recovery: self.recovery.get(),
+            namespaces: self.namespace_stats(&state),
         }
     }
 
@@ -328,16 +373,17 @@ impl Shard {
         state.index.check();
         state.pool.check();
         state.policy.check();
-        let (mut resident, mut payload, mut known) = (0, 0, 0);
+        let (mut resident, mut payload, mut known, mut unused) = (0, 0, 0, 0);
         state.pool.for_each_block(|slot, block| {
             let record = state.index.record(block);
             assert_eq!(record.slot(), Some(slot), "{block:?}");
             if !record.is(ERASED) {
                 resident += 1;
                 payload += u64::from(record.len);
-                known += usize::from(!record.is(crate::index::DEMOTING));
+                known += usize::from(!record.is(DEMOTING | PASSING));
+                unused += usize::from(record.is(AHEAD));
             } else {
-                let moves = record.is(crate::index::DEMOTING | crate::index::PROMOTING);
+                let moves = record.is(DEMOTING | PROMOTING);
                 assert!(
                     record.pins > 0 || moves,
                     "{block:?} was erased and is held by nothing"
@@ -347,7 +393,9 @@ impl Shard {
         assert_eq!(resident, state.dram_blocks);
         assert_eq!(payload, state.payload_bytes);
         assert_eq!(known, state.policy.len());
+        assert_eq!(unused + state.ahead.under_way(), state.ahead.blocks());
         assert!(state.dram_blocks + state.writers.len() <= state.blocks_cap);
+        state.check_tenants();
         if let Some(tier) = &self.tier {
             state.check_below(tier);
         }
@@ -363,7 +411,7 @@ impl State {
         let live = live.filter(|(_, record)| !self.epochs.is_ended(record.namespace()));
         for (block, record) in live {
             let Some(location) = record.below() else {
-                let moves = record.is(crate::index::PROMOTING);
+                let moves = record.is(PROMOTING);
                 assert!(record.slot().is_some() || moves, "{block:?} is nowhere");
                 continue;
             };
@@ -381,29 +429,22 @@ impl State {
         config: &EngineConfig,
         shared: &Arc<ArenaShared>,
         plugins: &Plugins,
-        below: u64,
+        (below, now): (u64, Nanos),
     ) -> Result<Self, Error> {
-        let granules = shared.arena().len() / terrace_types::limits::SLOT_ALIGN;
-        let below_granules = below / terrace_types::limits::SLOT_ALIGN;
+        let granules = shared.arena().len() / SLOT_ALIGN;
+        let below_granules = below / SLOT_ALIGN;
         let blocks_max = (granules + below_granules).min(1 << 30) as u32;
         let mut pool = SlabPool::new(Arc::clone(shared));
         for len in &config.block_lens {
             pool.declare(*len);
         }
         let cap = config.blocks_of_shard(number);
-        let expected = cap.unwrap_or_else(|| {
-            let len = config
-                .block_lens
-                .first()
-                .copied()
-                .unwrap_or(64 << 10)
-                .max(1);
-            (shared.arena().len() / len.next_multiple_of(4096)).max(1) as usize
-        });
+        let slot_len = expected_slot_len(config);
+        let expected = cap.unwrap_or((shared.arena().len() / slot_len).max(1) as usize);
         let policy_config = PolicyConfig {
             capacity_blocks: expected,
             blocks_max,
-            below_blocks: 0,
+            below_blocks: (below / slot_len) as usize,
         };
         let policy = plugins.make_policy(config, policy_config)?;
         #[expect(
@@ -442,6 +483,13 @@ impl State {
             sweeper_runs: false,
             strays: remove::Strays::default(),
             way_down: way_down::WayDown::default(),
+            announced: announce::Announced::default(),
+            ahead: prefetch::Ahead::new(
+                shared.arena().len(),
+                cap.unwrap_or(usize::MAX),
+                config.prefetch_ratio_max,
+            ),
+            tenants: tenants::Tenants::new(now),
         })
     }
 
@@ -457,6 +505,7 @@ impl State {
             pool_bytes: self.pool.bookkeeping_bytes(),
             index: self.index.bytes(),
             policy: self.policy.bytes(),
+            ahead_bytes: self.ahead.bytes(),
         }
     }
 
@@ -471,71 +520,6 @@ impl State {
         self.waiting_reads.drain(..).for_each(Waker::wake);
         self.waiting.drain(..).for_each(Waker::wake);
         self.way_down.wake();
-    }
-
-    /// Gives one pin back; frees what waited for the last one.
-    fn unpin(&mut self, block: BlockIx) {
-        let record = self.index.record_mut(block);
-        assert!(record.pins > 0, "{block:?} has no pin to give back");
-        record.pins -= 1;
-        if record.pins > 0 {
-            return;
-        }
-        self.pinned_bytes -= record.pinned_len();
-        self.vacate_if_idle(block);
-        self.wake_waiting();
-    }
-
-    /// Frees the record and slot of a block that is out of the index, when nothing uses it.
-    fn vacate_if_idle(&mut self, block: BlockIx) {
-        let record = self.index.record_mut(block);
-        let busy = record.is(crate::index::PROMOTING) || record.is(crate::index::DEMOTING);
-        if !record.is(ERASED) || record.pins > 0 || busy {
-            return;
-        }
-        if let Some(slot) = record.slot() {
-            record.set_slot(None);
-            self.pool.give(slot);
-        }
-        self.index.vacate(block);
-    }
-
-    /// A writer came back without a block.
-    fn abandon(&mut self, slot: SlotIx) {
-        if self.writers.remove(&slot) == Some(Filler::Put) {
-            self.counters.puts_abandoned += 1;
-        }
-        self.pool.give(slot);
-        self.wake_waiting();
-    }
-
-    /// Drops the DRAM copy of a block that is in the index. With pins out, the slot follows
-    /// when the last of them is gone.
-    fn drop_slot(&mut self, block: BlockIx) {
-        let record = self.index.record_mut(block);
-        let Some(slot) = record.slot() else { return };
-        let (len, pins) = (record.len, record.pins);
-        self.dram_blocks -= 1;
-        self.payload_bytes -= u64::from(len);
-        if pins == 0 {
-            self.index.record_mut(block).set_slot(None);
-            self.pool.give(slot);
-        }
-    }
-
-    /// Takes a block out of the index altogether, with what every tier holds of it.
-    fn erase(&mut self, block: BlockIx, tier: Option<&NvmeTier>) {
-        let record = self.index.record(block);
-        let (location, epoch, len) = (record.below(), record.namespace(), record.len);
-        if let (Some(location), Some(tier)) = (location, tier) {
-            tier.forget(location, len);
-        }
-        self.drop_slot(block);
-        self.index.erase(block);
-        self.epochs.count_down(epoch);
-        self.index.record_mut(block).set_below(None);
-        // What is still in use is vacated by its last pin, or by the task that moves it.
-        self.vacate_if_idle(block);
     }
 
     fn emit(&mut self, shard: usize, kind: EventKind, block: BlockIx) {
@@ -560,6 +544,8 @@ impl State {
 }
 
 #[cfg(test)]
+mod admission_tests;
+#[cfg(test)]
 mod cancel_tests;
 #[cfg(test)]
 mod crash_model;
@@ -578,8 +564,12 @@ mod log_lines;
 #[cfg(test)]
 mod outcome_tests;
 #[cfg(test)]
+mod prefetch_tests;
+#[cfg(test)]
 mod shortage_tests;
 #[cfg(test)]
 mod sim_tests;
 #[cfg(test)]
 mod sim_world;
+#[cfg(test)]
+mod tenants_tests;

@@ -3,6 +3,7 @@
 //! and a counter that stays at zero is named.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
@@ -14,8 +15,10 @@ use terrace_slab::RegisteredRegion;
 use terrace_types::{BlockKey, Checksum, Lookup, PutOutcome};
 
 use super::log_lines::LogLines;
-use super::sim_world::{Spec, World};
+use super::prefetch::Chain;
+use super::sim_world::{Choices, Spec, World};
 use super::*;
+use crate::config::NamespaceOptions;
 use crate::events::subscription;
 
 const LEN: usize = 16 << 10;
@@ -82,7 +85,11 @@ async fn calls(world: &World) {
     let (first, second) = join(is_hit(world, lost), is_hit(world, lost)).await;
     assert!(first && second);
     let cold = key(world, below(world, 0..40));
-    drop(shard.get_as(&cold, &GET(), Arrival::Ahead).await);
+    let second = Duration::from_secs(1);
+    let ahead = |key: &BlockKey| Chain::of(std::slice::from_ref(key));
+    let until = world.now() + second;
+    assert_eq!(shard.prefetch(ahead(&cold), until).await.begun, 1);
+    assert!(shard.get(&cold, &GET()).await.is_hit());
     let region = RegisteredRegion::allocate(LEN).unwrap();
     let cold = key(world, below(world, 0..40));
     assert!(shard.get_direct(&cold, &region, &GET()).await.is_hit());
@@ -195,6 +202,60 @@ fn count<F: AsyncFnOnce(&World)>(sums: &mut BTreeMap<&'static str, u64>, spec: &
     }
 }
 
+/// A policy that declines, reads ahead of need, and namespaces at their bounds.
+async fn choices(world: &World, choices: &Choices) {
+    for number in 0..60 {
+        put_len(world, number, LEN, Durability::Durable).await;
+    }
+    let keys: Vec<_> = (0..20).map(|number| key(world, number)).collect();
+    let until = world.now() + Duration::from_secs(1);
+    let ahead = world.shard.prefetch(Chain::of(&keys), until).await;
+    assert!(ahead.begun > 0);
+    let mut chain = Chain::of(&keys);
+    chain.cancelled = Arc::new(true.into());
+    world.shard.prefetch(chain, until).await;
+    for number in 100..160 {
+        put(world, number).await;
+    }
+    choices.decline.store(true, Ordering::Relaxed);
+    let cold = below(world, 0..60);
+    assert!(is_hit(world, cold).await);
+    choices.decline.store(false, Ordering::Relaxed);
+    choices.decline_below.store(true, Ordering::Relaxed);
+    for number in 200..260 {
+        put(world, number).await;
+    }
+    choices.decline_below.store(false, Ordering::Relaxed);
+}
+
+/// A namespace at its quotas, and past its lifetime.
+async fn bounds(world: &World) {
+    for number in 0..60 {
+        put_len(world, number, LEN, Durability::Durable).await;
+        put(world, 1000 + number).await;
+    }
+    // What is below is in use: nothing there can give way.
+    let number = below(world, 0..60);
+    let cold = key(world, number);
+    let options = NamespaceOptions {
+        nvme_quota_bytes: Some(4096),
+        ttl: Some(Duration::from_secs(1)),
+        ..NamespaceOptions::default()
+    };
+    world
+        .shard
+        .set_namespace(cold.namespace(), &options)
+        .unwrap();
+    for number in 2000..2060 {
+        put(world, number).await;
+    }
+    world.sleep(Duration::from_secs(2)).await;
+    world.shard.tick();
+    for number in 0..2060 {
+        assert!(!is_hit(world, number).await);
+    }
+}
+
 #[test]
 fn counters_all_count_something() {
     let mut sums = BTreeMap::new();
@@ -216,6 +277,22 @@ fn counters_all_count_something() {
         ..spec(40, 16)
     };
     count(&mut sums, &scrub, background);
+    let told = spec(40, 16);
+    count(&mut sums, &told, async |world| {
+        choices(world, &told.choices).await
+    });
+    let bounded = Spec {
+        namespaces: vec![(
+            "n".to_owned(),
+            NamespaceOptions {
+                dram_quota_bytes: Some(10 * LEN as u64),
+                nvme_quota_bytes: Some(20 * LEN as u64),
+                ..NamespaceOptions::default()
+            },
+        )],
+        ..spec(40, 16)
+    };
+    count(&mut sums, &bounded, bounds);
     let never: Vec<_> = sums.iter().filter(|(_, sum)| **sum == 0).collect();
     assert!(never.is_empty(), "nothing counts {never:?}");
 }

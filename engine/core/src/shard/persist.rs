@@ -2,7 +2,8 @@
 //! start that reads it back.
 //!
 //! A checkpoint is a payload the tier keeps like a block: `TERRCKPT`, version, count, then for
-//! each block the hash of its key, its flags and its tag; see `docs/on-disk-format.md`.
+//! each block the hash of its key, its flags and its tag; see `docs/on-disk-format.md`. What the
+//! policy has learned is a payload of its own, see `learned`.
 
 use std::rc::Rc;
 
@@ -12,7 +13,8 @@ use terrace_nvme::tier::{Contents, NvmeTier, Placed, ReadClass, Record, TierErro
 use terrace_nvme::{AlignedBuffer, IoBuffer};
 use terrace_types::{BlockIx, Checksum, Hint, KeyHash, Nanos, UnavailableReason};
 
-use super::get::Arrival;
+use super::learned::{self, Learned};
+use super::promote::Arrival;
 use super::{GetOptions, Shard};
 use crate::index::{DEMOTING, WARM};
 
@@ -56,9 +58,16 @@ struct Item {
 }
 
 /// A checkpoint that was read.
-pub(super) struct Checkpoint {
+struct Checkpoint {
     sequence: Sequence,
     items: Vec<Item>,
+}
+
+/// What was read of a clean close.
+#[derive(Default)]
+pub(super) struct Found {
+    checkpoints: Vec<Checkpoint>,
+    learned: Vec<Learned>,
 }
 
 impl Shard {
@@ -121,7 +130,7 @@ impl Shard {
             }
             self.end_reclaim(tier).await;
         }
-        for payload in self.checkpoint() {
+        for payload in self.checkpoint().into_iter().chain(self.learned(tier)) {
             self.write_checkpoint(tier, payload).await?;
         }
         self.end_reclaim(tier).await;
@@ -225,7 +234,7 @@ impl Shard {
         tier: &Rc<NvmeTier>,
         contents: &Contents,
         warm: Option<u32>,
-        found: &mut Vec<Checkpoint>,
+        found: &mut Found,
     ) {
         let Some(warm) = warm else { return };
         let mut places = Vec::new();
@@ -247,13 +256,20 @@ impl Shard {
                 continue;
             }
             if let Some(items) = decode(payload) {
-                found.push(Checkpoint { sequence, items });
+                found.checkpoints.push(Checkpoint { sequence, items });
+            } else if let Some(learned) = learned::decode(payload) {
+                found.learned.extend(Learned::of(&key, sequence, learned));
             }
         }
     }
 
     /// Brings back into DRAM what was there at the clean close, as far as it fits.
-    pub(super) fn start_warming(self: &Rc<Self>, mut checkpoints: Vec<Checkpoint>) {
+    pub(super) fn start_warming(self: &Rc<Self>, found: Found) {
+        let mut checkpoints = found.checkpoints;
+        // The policy knows what it has learned before it is given its first block.
+        if let Some(learned) = learned::choose(&found.learned, self.number) {
+            self.state.borrow_mut().policy.restore_learned(learned);
+        }
         checkpoints.sort_by_key(|checkpoint| checkpoint.sequence);
         let items: Vec<Item> = checkpoints.into_iter().flat_map(|c| c.items).collect();
         if items.is_empty() {

@@ -10,11 +10,12 @@ use terrace_runtime::Runtime;
 use terrace_slab::SlotWriter;
 use terrace_types::{BlockIx, BlockKey, Checksum, Hint, PutOutcome, RejectReason, RequestContext};
 
-use super::room::Need;
+use super::get::LocalPin;
+use super::room::{Asker, Need};
 use super::{Shard, State};
 use crate::config::WriteMode;
 use crate::events::EventKind;
-use crate::index::{ERASED, PROMOTING, Record};
+use crate::index::{ERASED, PASSING, PROMISED, PROMOTING, Record};
 use crate::policy::Admission;
 use crate::shard::GetOptions;
 
@@ -41,6 +42,17 @@ pub struct PutOptions {
     pub checksum: Option<Checksum>,
 }
 
+impl PutOptions {
+    /// What a put tells the policy, as a lookup would.
+    pub(super) fn told(&self) -> GetOptions {
+        GetOptions {
+            hint: self.hint,
+            context: self.context,
+            ..GetOptions::default()
+        }
+    }
+}
+
 /// A put's first step.
 #[derive(Debug)]
 pub enum Reservation {
@@ -58,12 +70,15 @@ impl Shard {
         len: u64,
         options: &PutOptions,
     ) -> Reservation {
-        if let Some(outcome) = self.refuse_put(key, len, options) {
-            let outcome = self.ensured(key, outcome, options).await;
-            return self.done(outcome);
-        }
-        match self.room_for(len, Need::Store).await {
-            Some(writer) => Reservation::Granted(writer),
+        let admission = match self.refuse_put(key, len, options) {
+            Ok(admission) => admission,
+            Err(outcome) => {
+                let outcome = self.ensured(key, outcome, options).await;
+                return self.done(outcome);
+            }
+        };
+        match self.room_for(len, Need::Store, &Asker::of(key)).await {
+            Some(writer) => self.granted(writer, admission),
             None => self.done(
                 self.rejecting()
                     .map_or(PutOutcome::Busy, PutOutcome::Rejected),
@@ -78,14 +93,28 @@ impl Shard {
         len: u64,
         options: &PutOptions,
     ) -> Option<Reservation> {
-        if let Some(outcome) = self.refuse_put(key, len, options) {
-            let waits = outcome.is_present() && options.durability == Durability::Durable;
-            return (!waits).then(|| self.done(outcome));
-        }
+        let admission = match self.refuse_put(key, len, options) {
+            Ok(admission) => admission,
+            Err(outcome) => {
+                let waits = outcome.is_present() && options.durability == Durability::Durable;
+                return (!waits).then(|| self.done(outcome));
+            }
+        };
         if self.stands_back(Need::Store, None) {
             return None;
         }
-        self.try_room(len).map(Reservation::Granted)
+        self.try_room(len, &Asker::of(key))
+            .map(|writer| self.granted(writer, admission))
+    }
+
+    /// A slot for a block that the policy wants in DRAM, or does not.
+    fn granted(&self, writer: SlotWriter, admission: Admission) -> Reservation {
+        if admission == Admission::Decline
+            && let Some(filling) = self.state.borrow_mut().writers.get_mut(&writer.slot())
+        {
+            filling.passes = true;
+        }
+        Reservation::Granted(writer)
     }
 
     fn done(&self, outcome: PutOutcome) -> Reservation {
@@ -95,47 +124,57 @@ impl Shard {
         Reservation::Done(outcome)
     }
 
-    fn refuse_put(&self, key: &BlockKey, len: u64, options: &PutOptions) -> Option<PutOutcome> {
+    /// Whether a put has to be given up before it has a slot; and if not, whether its block is
+    /// to stay in DRAM. A durable put is not declined: its block passes through DRAM.
+    fn refuse_put(
+        self: &Rc<Self>,
+        key: &BlockKey,
+        len: u64,
+        options: &PutOptions,
+    ) -> Result<Admission, PutOutcome> {
         if let Some(reason) = self.rejecting() {
-            return Some(PutOutcome::Rejected(reason));
+            return Err(PutOutcome::Rejected(reason));
         }
         if key.namespace().engine() != self.engine {
-            return Some(PutOutcome::Rejected(RejectReason::ForeignNamespace));
+            return Err(PutOutcome::Rejected(RejectReason::ForeignNamespace));
         }
         if len == 0 {
-            return Some(PutOutcome::Rejected(RejectReason::BlockEmpty));
+            return Err(PutOutcome::Rejected(RejectReason::BlockEmpty));
         }
         let mut state = self.state.borrow_mut();
         let mut limit = state.pool.block_len_max();
         if options.durability == Durability::Durable {
             let Some(tier) = self.tier.as_ref().filter(|tier| tier.takes_blocks()) else {
-                return Some(PutOutcome::Rejected(RejectReason::NotDurable));
+                return Err(PutOutcome::Rejected(RejectReason::NotDurable));
             };
             limit = limit.min(tier.block_len_max());
         }
+        let state = &mut *state;
+        state.tenants.look_at_clock(self.now.get());
+        limit = limit.min(state.tenants.block_len_max(key.namespace().index()));
         if len > limit {
-            return Some(PutOutcome::Rejected(RejectReason::BlockTooLarge {
+            return Err(PutOutcome::Rejected(RejectReason::BlockTooLarge {
                 len,
                 limit,
             }));
         }
-        let state = &mut *state;
         let known = state
             .epochs
             .of(key.namespace())
             .and_then(|ns| state.index.find(key, ns));
-        if let Some(block) = known {
+        if let Some(block) = known.filter(|block| state.is_expired(*block)) {
+            self.expire(state, block);
+        } else if let Some(block) = known {
             let durable = self.is_durable(state.index.record(block));
-            return Some(PutOutcome::AlreadyExists { durable });
+            return Err(PutOutcome::AlreadyExists { durable });
         }
-        let told = GetOptions {
-            hint: options.hint,
-            context: options.context,
-            ..GetOptions::default()
-        };
-        let access = self.access(key.hash(), len as u32, &told);
-        (state.policy.admit(&access) == Admission::Decline)
-            .then_some(PutOutcome::Rejected(RejectReason::NotAdmitted))
+        let access = self.access(key.hash(), len as u32, &options.told());
+        match (state.policy.admit(&access), options.durability) {
+            (Admission::Decline, Durability::Volatile) => {
+                Err(PutOutcome::Rejected(RejectReason::NotAdmitted))
+            }
+            (admission, _) => Ok(admission),
+        }
     }
 
     /// Publishes a filled slot under `key`, and waits until the block is durable when that is
@@ -162,6 +201,8 @@ impl Shard {
         if options.durability != Durability::Durable || !outcome.is_present() {
             return outcome;
         }
+        // Until it is durable, DRAM may hold the only copy.
+        let _held = self.promise(key);
         let durable = match self.make_durable(key, &options.hint).await {
             Ok(durable) => durable,
             Err(error) => {
@@ -173,6 +214,18 @@ impl Shard {
             PutOutcome::Stored { .. } => PutOutcome::Stored { durable },
             _ => PutOutcome::AlreadyExists { durable },
         }
+    }
+
+    /// Notes that a block is to be durable. One that only passes through DRAM is pinned.
+    fn promise(self: &Rc<Self>, key: &BlockKey) -> Option<LocalPin> {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let epoch = state.epochs.of(key.namespace())?;
+        let block = state.index.find(key, epoch)?;
+        let record = state.index.record_mut(block);
+        record.flags |= PROMISED;
+        let found = record.is(PASSING).then(|| state.pin_beyond(block))??;
+        Some(self.local_pin(found))
     }
 
     /// Writes a block below unless it is there, and waits until it survives power loss. False
@@ -215,6 +268,9 @@ impl Shard {
                 }
                 None => {}
             }
+            if !self.state.borrow_mut().fits_below(block, self.number, tier) {
+                return Ok(false);
+            }
             let Some(placed) = self.write_block(block, hint).await? else {
                 // Somebody else was faster: look again.
                 self.runtime.yield_now().await;
@@ -241,7 +297,7 @@ impl Shard {
         state.lose_below(block, self.tier.as_deref());
         let record = state.index.record(block);
         if record.slot().is_none() && !record.is(PROMOTING) {
-            state.counters.evictions += 1;
+            state.count_eviction(block);
             state.emit(self.number, EventKind::Evicted, block);
             state.erase(block, self.tier.as_deref());
         }
@@ -318,13 +374,14 @@ impl Shard {
         let state = &mut *state;
         let len = writer.bytes().len() as u32;
         let slot = writer.finish();
+        let passes = state.writers.get(&slot).is_some_and(|slot| slot.passes);
         let outcome = if options.checksum.is_some_and(|given| given != checksum) {
             PutOutcome::Rejected(RejectReason::ChecksumMismatch)
         } else {
             state.add(key, len)
         };
         if !matches!(outcome, PutOutcome::Stored { .. }) {
-            state.writers.remove(&slot);
+            state.end_filling(slot);
             state.pool.give(slot);
             state.wake_waiting();
             return outcome;
@@ -335,14 +392,16 @@ impl Shard {
         };
         state.index.record_mut(block).set_checksum(checksum);
         state.settle(slot, block);
-        let told = GetOptions {
-            hint: options.hint,
-            context: options.context,
-            ..GetOptions::default()
-        };
-        state
-            .policy
-            .on_insert(block, &self.access(key.hash(), len, &told));
+        state.note_stored(block, options.context.priority);
+        if options.durability == Durability::Durable {
+            state.index.record_mut(block).flags |= PROMISED;
+        }
+        if passes {
+            state.index.record_mut(block).flags |= PASSING;
+        } else {
+            let access = self.access(key.hash(), len, &options.told());
+            state.policy.on_insert(block, &access);
+        }
         state.emit(self.number, EventKind::Stored, block);
         outcome
     }
@@ -361,13 +420,6 @@ impl Shard {
                 self.commit(key, writer, Checksum::of(key, value), options)
                     .await
             }
-        }
-    }
-
-    /// Tells the policy of a whole request before its accesses come one by one.
-    pub fn announce(&self, accesses: &[terrace_types::Access]) {
-        if self.unavailable().is_none() {
-            self.state.borrow_mut().policy.on_request(accesses);
         }
     }
 

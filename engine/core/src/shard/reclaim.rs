@@ -1,8 +1,9 @@
 //! Reclaim: the oldest segment of a device is emptied, keeping what is worth a second write.
 //!
-//! Kept is what is in DRAM now and what was hit since it was last written: with a spare segment
-//! that reaches the hits of an exclusive LRU to within a hundredth on chat traces, at a sixth
-//! more writes. The rest leaves the tier with the segment.
+//! Kept is what the policy says. Where it has no opinion, that is what is in DRAM now and what was
+//! hit since it was last written: with a spare segment that reaches the hits of an exclusive LRU
+//! to within a hundredth on chat traces, at a sixth more writes. The rest leaves the tier with
+//! the segment.
 //!
 //! **Invariants**
 //! - Between the check that a record still counts and its new place nothing else runs.
@@ -18,10 +19,10 @@ use terrace_nvme::tier::{
     Contents, Location, Next, NvmeTier, ReadClass, Record, SegmentIx, Ticket, TierError,
 };
 use terrace_nvme::{AlignedBuffer, IoBuffer};
-use terrace_types::{BlockIx, BlockKey, Checksum, Hint};
+use terrace_types::{Access, BlockIx, BlockKey, Checksum, Hint, RequestContext};
 
 use super::{Job, Shard, State};
-use crate::index::{ERASED, WARM};
+use crate::index::{DEMOTING, ERASED, PASSING, WARM};
 
 /// Blocks that are read and written again side by side.
 const REINSERTIONS_AT_ONCE: usize = 16;
@@ -397,16 +398,22 @@ impl State {
             EntryKind::Block => {
                 let block = self.find_at(shard, entry, location)?;
                 let record = self.index.record(block);
+                if self.tenants.has_lifetimes() && self.is_expired(block) {
+                    return None;
+                }
                 let in_dram = record.slot().is_some();
-                let keep = in_dram
-                    || record.is(WARM)
-                    || tier.is_draining(segment)
-                    || self.policy.keep(&terrace_types::Access {
-                        id: record.hash(),
-                        len: record.len,
-                        hint: entry.hint,
-                        context: terrace_types::RequestContext::default(),
-                    });
+                let by_use = in_dram || record.is(WARM);
+                let access = Access {
+                    id: record.hash(),
+                    len: record.len,
+                    hint: entry.hint,
+                    context: RequestContext::default(),
+                };
+                // One that is on its way down, or only passes through DRAM, the policy does not know.
+                let is_known = in_dram && !record.is(DEMOTING | PASSING);
+                let resident = is_known.then_some(block);
+                let keep = tier.is_draining(segment)
+                    || self.policy.keep(resident, &access).unwrap_or(by_use);
                 if !keep {
                     return None;
                 }

@@ -9,7 +9,7 @@ use terrace_nvme::format::{EntryKind, EntryRef, Origin, Sequence};
 use terrace_nvme::tier::{Contents, NvmeTier, SegmentIx};
 use terrace_types::{BlockIx, BlockKey, KeyHash};
 
-use super::persist::Checkpoint;
+use super::persist;
 use super::{Shard, State};
 
 /// Segments read side by side.
@@ -68,7 +68,7 @@ struct Recovery {
     tombstones: HashMap<KeyHash, Sequence>,
     /// By namespace number, those of each shard that wrote some.
     namespaces: HashMap<u16, HashMap<Origin, Sequence>>,
-    checkpoints: Vec<Checkpoint>,
+    found: persist::Found,
     report: RecoveryReport,
 }
 
@@ -96,7 +96,7 @@ impl Shard {
                 );
             }
             self.take_in(tier, &contents, &mut recovery);
-            self.read_checkpoints(tier, &contents, warm, &mut recovery.checkpoints)
+            self.read_checkpoints(tier, &contents, warm, &mut recovery.found)
                 .await;
             if contents.walked {
                 walked.push(contents);
@@ -118,8 +118,9 @@ impl Shard {
         report.index_time += ended.since(indexed);
         report.time = ended.since(started);
         self.recovery.set(report);
+        self.trim_recovered();
         self.start_reclaim();
-        self.start_warming(recovery.checkpoints);
+        self.start_warming(recovery.found);
     }
 
     fn take_in(&self, tier: &NvmeTier, contents: &Contents, recovery: &mut Recovery) {
@@ -236,6 +237,7 @@ impl State {
         let record = self.index.record_mut(block);
         record.set_checksum(entry.checksum);
         record.set_below(Some(tier.locate(segment, entry.place)));
+        self.count_below(block);
         let at = block.0 as usize;
         if recovery.sequences.len() <= at {
             recovery.sequences.resize(at + 1, Sequence(0));
@@ -257,6 +259,7 @@ impl State {
 
     /// Takes a block out that only recovery knows: no tier counts it yet.
     fn erase_recovered(&mut self, block: BlockIx) {
+        self.count_out_of_below(block);
         self.index.record_mut(block).set_below(None);
         self.erase(block, None);
     }

@@ -13,7 +13,7 @@ use terrace_types::{
 
 use super::{Shard, State};
 use crate::events::EventKind;
-use crate::index::DEMOTING;
+use crate::index::{DEMOTING, PASSING};
 
 /// A removal that has to survive a crash.
 pub(crate) struct Tombstone {
@@ -52,7 +52,7 @@ impl Strays {
         *known = (*known).max(sequence);
     }
 
-    fn note_all(&mut self, namespace: Namespace, sequence: Sequence) {
+    pub(super) fn note_all(&mut self, namespace: Namespace, sequence: Sequence) {
         let known = self.namespaces.entry(namespace.index()).or_insert(sequence);
         *known = (*known).max(sequence);
     }
@@ -174,6 +174,15 @@ impl Shard {
             let deadline = self.runtime.now() + self.config.nvme.io_deadline;
             tier.room(0, None, deadline).await?;
         }
+    }
+
+    /// Writes a tombstone that nobody waits for.
+    pub(super) fn bury_soon(self: &Rc<Self>, tombstone: Option<Tombstone>) {
+        let Some(tombstone) = tombstone else { return };
+        let shard = Rc::clone(self);
+        self.spawn(Box::pin(async move {
+            let _ = shard.bury(tombstone).await;
+        }));
     }
 
     /// A durable tombstone hides every record that was lost track of before it.
@@ -301,11 +310,16 @@ impl State {
 
     /// Takes a block out of policy, index and all tiers.
     fn take_out(&mut self, block: BlockIx, shard: usize, tier: Option<&NvmeTier>) {
-        let record = self.index.record(block);
-        if record.slot().is_some() && !record.is(DEMOTING) {
-            self.policy.on_remove(block);
-        }
+        self.policy_forgets(block);
         self.emit(shard, EventKind::Removed, block);
         self.erase(block, tier);
+    }
+
+    /// Has the policy forget a block, if it knows it.
+    pub(super) fn policy_forgets(&mut self, block: BlockIx) {
+        let record = self.index.record(block);
+        if record.slot().is_some() && !record.is(DEMOTING | PASSING) {
+            self.policy.on_remove(block);
+        }
     }
 }

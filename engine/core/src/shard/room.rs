@@ -1,16 +1,18 @@
 //! Making room: free slots, eviction, slabs that change classes, and the bounded wait.
 
+use std::collections::HashSet;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
 use futures_lite::future::or;
-use terrace_slab::{ClassChoice, ClassIx, SlotWriter};
-use terrace_types::{BlockIx, Nanos};
+use terrace_slab::{ClassChoice, ClassIx, SlabPool, SlotIx, SlotWriter};
+use terrace_types::limits::SLOT_ALIGN;
+use terrace_types::{BlockIx, BlockKey, KeyHash, Namespace, Nanos};
 
-use super::{Filler, Shard, State};
+use super::{Filler, Filling, Shard, State};
 use crate::events::EventKind;
-use crate::index::{DEMOTING, PROMOTING, Record};
+use crate::index::{AHEAD, DEMOTING, PASSING, PROMOTING, Record};
 use terrace_nvme::tier::NvmeTier;
 
 /// What one attempt at making room came to.
@@ -27,6 +29,54 @@ pub(super) enum Room {
 pub(super) enum Need {
     Read,
     Store,
+}
+
+/// Who needs room, and whose blocks do not go for it.
+#[derive(Clone, Default)]
+pub(super) struct Asker {
+    /// The namespace of the block that needs room; `None` for room ahead of need.
+    pub(super) namespace: Option<Namespace>,
+    /// For a block that is read ahead: the other blocks of its chain.
+    spare: Option<Rc<HashSet<KeyHash>>>,
+}
+
+impl Asker {
+    /// For the block under `key`.
+    pub(super) const fn of(key: &BlockKey) -> Self {
+        Self {
+            namespace: Some(key.namespace()),
+            spare: None,
+        }
+    }
+
+    /// For the block under `key`, which is read ahead of need.
+    pub(super) fn ahead(key: &BlockKey, spare: Rc<HashSet<KeyHash>>) -> Self {
+        Self {
+            spare: Some(spare),
+            ..Self::of(key)
+        }
+    }
+
+    /// The same when somebody waits for the block.
+    pub(super) const fn as_demand(&self) -> Self {
+        Self {
+            namespace: self.namespace,
+            spare: None,
+        }
+    }
+
+    /// Whether a block may go, whoever owns it; with `class`, when its slot is of that class.
+    #[inline]
+    pub(super) fn lets_go(&self, record: &Record, class: Option<ClassIx>, pool: &SlabPool) -> bool {
+        let spare = self.spare.as_ref();
+        let is_of = |class| {
+            let slot = record.slot();
+            slot.is_some_and(|slot| pool.class_of(slot) == class)
+        };
+        record.pins == 0
+            && spare.is_none_or(|spare| !record.is(AHEAD) && !spare.contains(&record.hash()))
+            && class.is_none_or(is_of)
+    }
 }
 
 /// Counts a wait for room, for as long as somebody waits: its caller may give it up.
@@ -61,14 +111,19 @@ impl Drop for RoomWaiter<'_> {
 
 impl Shard {
     /// A slot for a block of `len` bytes, waiting for `busy_wait` at most.
-    pub(super) async fn room_for(self: &Rc<Self>, len: u64, need: Need) -> Option<SlotWriter> {
+    pub(super) async fn room_for(
+        self: &Rc<Self>,
+        len: u64,
+        need: Need,
+        asker: &Asker,
+    ) -> Option<SlotWriter> {
         let (mut deadline, mut waits) = (None, None);
         loop {
             if self.unavailable().is_some() {
                 return None;
             }
             if !self.stands_back(need, deadline)
-                && let Some(writer) = self.try_room(len)
+                && let Some(writer) = self.try_room(len, asker)
             {
                 return Some(writer);
             }
@@ -92,11 +147,12 @@ impl Shard {
 
     /// A slot for a block of `len` bytes, if there is one without waiting. What has to go down
     /// for it is on its way afterwards.
-    pub(super) fn try_room(self: &Rc<Self>, len: u64) -> Option<SlotWriter> {
-        let room = self
-            .state
-            .borrow_mut()
-            .make_room(len, self.number, self.tier.as_deref());
+    pub(super) fn try_room(self: &Rc<Self>, len: u64, asker: &Asker) -> Option<SlotWriter> {
+        let room = {
+            let mut state = self.state.borrow_mut();
+            state.tenants.look_at_clock(self.now.get());
+            state.make_room(len, self.number, self.tier.as_deref(), asker)
+        };
         self.start_writer();
         match room {
             Room::Slot(writer) => Some(writer),
@@ -139,12 +195,21 @@ impl Shard {
 
 impl State {
     /// Finds, frees or takes over a slot for `len` bytes, evicting what the policy gives up.
-    pub(super) fn make_room(&mut self, len: u64, shard: usize, tier: Option<&NvmeTier>) -> Room {
+    pub(super) fn make_room(
+        &mut self,
+        len: u64,
+        shard: usize,
+        tier: Option<&NvmeTier>,
+        asker: &Asker,
+    ) -> Room {
+        if self.tenants.is_active() && !self.make_room_in_quota(len, shard, tier, asker) {
+            return Room::None;
+        }
         while self.dram_blocks + self.writers.len() >= self.blocks_cap {
             if !self.may_begin_demotion() {
                 return Room::None;
             }
-            let Some(victim) = self.victim_of(None) else {
+            let Some(victim) = self.victim_of(None, asker) else {
                 return Room::None;
             };
             if !self.let_go(victim, shard, tier) {
@@ -154,7 +219,7 @@ impl State {
         let class = match self.pool.choose_class(len) {
             ClassChoice::Fits(class) => class,
             ClassChoice::Retire(class) => {
-                if !self.retire(class, shard, tier) {
+                if asker.spare.is_some() || !self.retire(class, shard, tier) {
                     return Room::None;
                 }
                 match self.pool.choose_class(len) {
@@ -163,24 +228,32 @@ impl State {
                 }
             }
         };
-        self.room_in(class, len as u32, shard, tier)
+        self.room_in(class, len as u32, (shard, tier), asker)
     }
 
-    fn room_in(&mut self, class: ClassIx, len: u32, shard: usize, tier: Option<&NvmeTier>) -> Room {
+    fn room_in(
+        &mut self,
+        class: ClassIx,
+        len: u32,
+        (shard, tier): (usize, Option<&NvmeTier>),
+        asker: &Asker,
+    ) -> Room {
         loop {
             if let Some(slot) = self.pool.take(class) {
-                self.writers.insert(slot, Filler::Put);
+                self.begin_filling(slot, len, asker);
                 return Room::Slot(self.pool.writer(slot, len));
             }
             if !self.may_begin_demotion() {
                 return Room::None;
             }
-            let victim = match self.victim_of(Some(class)) {
+            let victim = match self.victim_of(Some(class), asker) {
                 Some(victim) => victim,
+                // What is read ahead is not worth a slab of what is there.
+                None if asker.spare.is_some() => return Room::None,
                 None if self.move_slab(class, shard, tier) => continue,
                 // No slab can move: the coldest blocks of other classes go one by one, until
                 // one of this class is among the coldest or a run of pages is free.
-                None => match self.victim_of(None) {
+                None => match self.victim_of(None, asker) {
                     Some(victim) => victim,
                     None => return Room::None,
                 },
@@ -191,23 +264,30 @@ impl State {
         }
     }
 
+    /// A slot is being filled from now on.
+    fn begin_filling(&mut self, slot: SlotIx, len: u32, asker: &Asker) {
+        let filling = Filling {
+            filler: Filler::Put,
+            passes: false,
+            namespace: asker.namespace.map_or(0, |namespace| namespace.index()),
+            bytes: u64::from(len).next_multiple_of(SLOT_ALIGN),
+        };
+        self.tenants.begin_filling(&filling);
+        self.writers.insert(slot, filling);
+    }
+
     /// Whether one more block may be sent down: one for each that waits for room is enough.
-    const fn may_begin_demotion(&self) -> bool {
+    pub(super) const fn may_begin_demotion(&self) -> bool {
         self.demoting <= self.room_waiters
     }
 
     /// The policy's next victim that is not pinned; with `class`, among its slots only.
-    pub(super) fn victim_of(&mut self, class: Option<ClassIx>) -> Option<BlockIx> {
+    pub(super) fn victim_of(&mut self, class: Option<ClassIx>, asker: &Asker) -> Option<BlockIx> {
+        if self.tenants.is_active() {
+            return self.victim_by_rules(class, asker);
+        }
         let (index, pool) = (&self.index, &self.pool);
-        let mut evictable = |block: BlockIx| {
-            let record = index.record(block);
-            record.pins == 0
-                && class.is_none_or(|class| {
-                    record
-                        .slot()
-                        .is_some_and(|slot| pool.class_of(slot) == class)
-                })
-        };
+        let mut evictable = |block: BlockIx| asker.lets_go(index.record(block), class, pool);
         self.policy.victim(&mut evictable)
     }
 
@@ -219,7 +299,7 @@ impl State {
             self.drop_slot(block);
             return;
         }
-        self.counters.evictions += 1;
+        self.count_eviction(block);
         self.emit(shard, EventKind::Evicted, block);
         self.erase(block, tier);
     }
@@ -233,6 +313,9 @@ impl State {
             .pool
             .plan_move(class, &mut |block| worth(index.record(block), heat));
         let Some(blocks) = plan else { return false };
+        if self.tenants.is_active() && self.hits_a_floor(&blocks) {
+            return false;
+        }
         self.pool.count_move();
         self.clear_out(&blocks, shard, tier)
     }
@@ -243,6 +326,9 @@ impl State {
             .pool
             .plan_retire(class, &mut |block| worth(index.record(block), 0));
         let Some(blocks) = plan else { return false };
+        if self.tenants.is_active() && self.hits_a_floor(&blocks) {
+            return false;
+        }
         self.pool.count_move();
         self.clear_out(&blocks, shard, tier)
     }
@@ -269,7 +355,7 @@ impl State {
 /// What a block is worth when its slab may have to move: more the more recently it was used.
 /// `None` when it cannot go now.
 fn worth(record: &Record, heat_now: u8) -> Option<u64> {
-    if record.pins > 0 || record.is(DEMOTING) || record.is(PROMOTING) {
+    if record.pins > 0 || record.is(DEMOTING | PROMOTING | PASSING) {
         return None;
     }
     Some(256 - u64::from(heat_now.wrapping_sub(record.heat)))

@@ -101,6 +101,7 @@ impl Shard {
         self.closing.set(true);
         if let Ok(mut state) = self.state.try_borrow_mut() {
             state.wake_waiting();
+            state.ahead.wake();
         }
     }
 

@@ -186,12 +186,12 @@ impl Client {
             }
             18 | 19 => self.drop_one(number, &key).await,
             20 => {
-                let options = GetOptions::default();
-                let ahead = shard.get_as(&key, &options, Arrival::Ahead);
-                let found = world
+                let keys: Vec<BlockKey> = (number..KEYS).map(|number| self.key(number)).collect();
+                let span = Duration::from_micros(self.random.below(5000));
+                let ahead = shard.prefetch(prefetch::Chain::of(&keys), world.now() + span);
+                world
                     .within(|| self.context("prefetch"), CALL_MAX, ahead)
                     .await;
-                drop(found);
             }
             21 => {
                 let options = PutOptions::default();

@@ -20,7 +20,7 @@ use terrace_slab::{Arena, ArenaConfig, HugepageMode};
 use terrace_types::{Access, BlockKey, Clock, KeyHash, Tasks};
 
 use super::*;
-use crate::config::NvmeConfig;
+use crate::config::{NamespaceOptions, NvmeConfig};
 use crate::events::{EventStream, subscription};
 use crate::policy::{Admission, PolicyBytes};
 
@@ -50,6 +50,16 @@ impl Random {
 struct TakeAll {
     inner: Box<dyn Policy>,
     keep_all: bool,
+    choices: Arc<Choices>,
+}
+
+/// What a test has the policy answer, whatever the one that is built in would.
+#[derive(Debug, Default)]
+pub(super) struct Choices {
+    /// No block is wanted in DRAM.
+    pub(super) decline: AtomicBool,
+    /// No block is wanted below.
+    pub(super) decline_below: AtomicBool,
 }
 
 impl Policy for TakeAll {
@@ -82,10 +92,20 @@ impl Policy for TakeAll {
     }
     fn admit(&mut self, access: &Access) -> Admission {
         self.inner.admit(access);
-        Admission::Admit
+        choice(&self.choices.decline)
     }
-    fn keep(&self, access: &Access) -> bool {
-        self.keep_all || self.inner.keep(access)
+    fn admit_below(&mut self, access: &Access) -> Admission {
+        self.inner.admit_below(access);
+        choice(&self.choices.decline_below)
+    }
+    fn on_request(&mut self, accesses: &[Access]) {
+        self.inner.on_request(accesses);
+    }
+    fn keep(&mut self, resident: Option<BlockIx>, access: &Access) -> Option<bool> {
+        if self.keep_all {
+            return Some(true);
+        }
+        self.inner.keep(resident, access)
     }
     fn len(&self) -> usize {
         self.inner.len()
@@ -95,6 +115,14 @@ impl Policy for TakeAll {
     }
     fn check(&self) {
         self.inner.check();
+    }
+}
+
+fn choice(declines: &AtomicBool) -> Admission {
+    if declines.load(Ordering::Relaxed) {
+        Admission::Decline
+    } else {
+        Admission::Admit
     }
 }
 
@@ -109,6 +137,10 @@ pub(super) struct Spec {
     /// With 2 MiB all size classes have to share one slab in turn.
     pub(super) dram_bytes: u64,
     pub(super) keep_all: bool,
+    pub(super) choices: Arc<Choices>,
+    pub(super) prefetch_ratio_max: f64,
+    pub(super) fill_ratio_high: f64,
+    pub(super) namespaces: Vec<(String, NamespaceOptions)>,
     pub(super) write_mode: crate::config::WriteMode,
     pub(super) io_deadline: Duration,
     /// The set lists devices that are not there.
@@ -129,6 +161,10 @@ impl Default for Spec {
             dram_blocks: 24,
             dram_bytes: 32 << 20,
             keep_all: false,
+            choices: Arc::default(),
+            prefetch_ratio_max: 0.5,
+            fill_ratio_high: 0.98,
+            namespaces: Vec::new(),
             write_mode: crate::config::WriteMode::Back,
             io_deadline: Duration::from_millis(500),
             absent: false,
@@ -157,6 +193,9 @@ impl Spec {
             dram_blocks: Some(self.dram_blocks),
             policy: self.policy.to_owned(),
             busy_wait: Duration::from_millis(20),
+            prefetch_ratio_max: self.prefetch_ratio_max,
+            fill_ratio_high: self.fill_ratio_high,
+            namespaces: self.namespaces.clone(),
             nvme: NvmeConfig {
                 write_mode: self.write_mode,
                 io_deadline: self.io_deadline,
@@ -351,10 +390,16 @@ impl World {
             }),
         );
         let (name, keep_all) = (spec.policy, spec.keep_all);
+        let choices = Arc::clone(&spec.choices);
         let plugins = Plugins {
             policy: Some(Arc::new(move |config| {
                 let inner = policy::by_name(name, config)?;
-                Ok(Box::new(TakeAll { inner, keep_all }))
+                let choices = Arc::clone(&choices);
+                Ok(Box::new(TakeAll {
+                    inner,
+                    keep_all,
+                    choices,
+                }))
             })),
         };
         // The first shard turns the devices for all.
@@ -368,6 +413,7 @@ impl World {
             Some((Rc::clone(&tier), io)),
         );
         let shard = shard.unwrap();
+        shard.set_configured_namespaces().unwrap();
         let (sink, events) = subscription(1 << 16);
         shard.subscribe(sink);
         runtime.spawn(Box::pin(take_returns(Rc::downgrade(&shard), nudge)));
@@ -467,6 +513,7 @@ impl World {
         let state = self.shard.state.borrow();
         assert_eq!((state.demoting, state.room_waiters), (0, 0), "{context}");
         assert!(state.leaving.is_empty() && state.promotions.is_empty());
+        assert!(state.ahead.is_idle(), "{context}");
         assert!(!state.writer_runs && !state.sweeper_runs, "{context}");
     }
 }

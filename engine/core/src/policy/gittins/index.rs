@@ -10,6 +10,8 @@
 //!
 //! Plain arithmetic in the order written, so that the same counts give the same bits anywhere.
 
+use super::super::expected_hits;
+
 /// Count of categories.
 pub(super) const CATEGORIES: usize = 30;
 /// Count of bins of age.
@@ -59,6 +61,7 @@ const EMPTY: Counts = Counts {
 pub(super) struct Index {
     counts: Box<[Counts; CATEGORIES]>,
     pooled: Counts,
+    chances: Box<[Row; CATEGORIES]>,
     worths: Box<[Row; CATEGORIES]>,
 }
 
@@ -68,6 +71,7 @@ impl Index {
         let mut index = Self {
             counts: Box::new([EMPTY; CATEGORIES]),
             pooled: EMPTY,
+            chances: Box::new([[0.0; BINS]; CATEGORIES]),
             worths: Box::new([[0.0; BINS]; CATEGORIES]),
         };
         index.weigh();
@@ -105,9 +109,21 @@ impl Index {
         for (bin, chance) in common.iter_mut().enumerate() {
             *chance = (self.pooled.used[bin] + ASSUMED.0) / (self.pooled.at_risk[bin] + ASSUMED.1);
         }
-        for (counts, worths) in self.counts.iter().zip(self.worths.iter_mut()) {
-            *worths = best_rates(&counts.chances(&common));
+        let rows = self.chances.iter_mut().zip(self.worths.iter_mut());
+        for (counts, (chances, worths)) in self.counts.iter().zip(rows) {
+            *chances = counts.chances(&common);
+            *worths = best_rates(chances);
         }
+    }
+
+    /// The chance that a block of `category` at an age in `bin` is used within `span_ms`, as of
+    /// the last [`Index::weigh`].
+    pub(super) fn chance_within(&self, category: usize, bin: usize, span_ms: u64) -> f64 {
+        let bins = (bin..BINS).map(|bin| {
+            let len_ms = milliseconds(EDGES_MS[bin + 1] - EDGES_MS[bin]);
+            (self.chances[category][bin], len_ms)
+        });
+        expected_hits(bins, span_ms)
     }
 
     /// The learned state as bytes.

@@ -9,12 +9,13 @@
 //! what age blocks come back.
 //!
 //! What a request changes is settled when its hits are known: at its first block that is not
-//! resident, else when the next request begins. An access that was not announced, or comes out of
-//! order, is settled by itself.
+//! resident, else when the next request begins; room may be made before that. An access that was
+//! not announced, or comes out of order, is settled by itself.
 //!
 //! Where tiers below the shard may hold blocks, every block is admitted: one that stays out would
-//! not reach them. When the filter refuses every leaf it is asked about, a block with children
-//! goes.
+//! not reach them. Ghosts are then as many for each block of those tiers, too, and what is worth a
+//! write there is decided by the same counts ([`below`]). When the filter refuses every leaf it is
+//! asked about, a block with children goes.
 //!
 //! Over a clean restart the order of last uses, the categories and all that was learned are kept.
 //! Ages begin anew; which block comes before which, and ghosts, are lost.
@@ -25,6 +26,7 @@
 //! - A leaf is in the list of its group unless it is the tip, the deepest resident block of the
 //!   request under way.
 
+mod below;
 mod facts;
 mod groups;
 mod index;
@@ -41,7 +43,7 @@ use super::chain::{Chain, MARK_MAX};
 use super::ghost::Ghosts;
 use super::list::Search;
 use super::request::Request;
-use super::{Admission, Policy, PolicyBytes, PolicyConfig, PolicyError};
+use super::{Admission, BelowRule, Policy, PolicyBytes, PolicyConfig, PolicyError, WritePrice};
 
 /// Ghosts for each block of the capacity.
 const GHOSTS_PER_BLOCK: u32 = 4;
@@ -87,7 +89,9 @@ pub struct Gittins {
     capacity: usize,
     /// How many blocks there were when the last victim was given up, while no more have come.
     full_len: usize,
-    has_below: bool,
+    /// What is worth a write to the tiers below, where there are any, and blocks that they hold.
+    below: Option<BelowRule>,
+    below_blocks: usize,
 }
 
 /// The request under way.
@@ -133,7 +137,10 @@ impl Gittins {
             ids: HugeVec::with_capacity(blocks)?,
             facts: HugeVec::with_capacity(blocks)?,
             len: 0,
-            ghosts: Ghosts::bounded(ghosts_max, ghosts_of(config.capacity_blocks))?,
+            ghosts: Ghosts::bounded(
+                ghosts_max,
+                ghosts_of(config.capacity_blocks, config.below_blocks),
+            )?,
             ghost_facts: HugeVec::with_capacity(ghosts_max as usize + 1)?,
             groups: Groups::new(groups_max)?,
             index: Index::new(),
@@ -144,7 +151,8 @@ impl Gittins {
             requests: 0,
             capacity: config.capacity_blocks,
             full_len: usize::MAX,
-            has_below: config.below_blocks > 0,
+            below: (config.below_blocks > 0).then(|| BelowRule::new(config.below_blocks)),
+            below_blocks: config.below_blocks,
         })
     }
 
@@ -283,7 +291,8 @@ impl Gittins {
             self.tip = None;
         }
         let group = self.facts[block.0 as usize].group;
-        if self.groups.number(group) >= self.current.first_number {
+        let is_old = self.groups.number(group) < self.current.first_number;
+        if !(is_old && self.current.is_settled) {
             self.current.request.leave(block);
             for place in &mut self.current.places {
                 if matches!(place, Place::Resident(other) if *other == block) {
@@ -296,13 +305,23 @@ impl Gittins {
         leaf.into_iter().for_each(|leaf| self.enter_order(leaf));
     }
 
+    /// Room may be made between any two accesses. While hits of a request may still come it is not
+    /// known yet what it finds, and the blocks that it has come to stay in their earlier groups.
+    fn settle_unless_under_way(&mut self) {
+        if !self.current.request.is_under_way() {
+            self.settle();
+        }
+    }
+
     fn is_full(&self) -> bool {
         self.len >= self.capacity.min(self.full_len)
     }
 }
 
-const fn ghosts_of(blocks: usize) -> usize {
-    blocks.saturating_mul(GHOSTS_PER_BLOCK as usize)
+const fn ghosts_of(blocks: usize, below: usize) -> usize {
+    blocks
+        .saturating_add(below)
+        .saturating_mul(GHOSTS_PER_BLOCK as usize)
 }
 
 impl Policy for Gittins {
@@ -313,11 +332,12 @@ impl Policy for Gittins {
     fn set_capacity(&mut self, blocks: usize) {
         self.capacity = blocks;
         self.full_len = usize::MAX;
-        while self.ghosts.len() > ghosts_of(blocks) {
+        let ghosts_max = ghosts_of(blocks, self.below_blocks);
+        while self.ghosts.len() > ghosts_max {
             let oldest = self.ghosts.forget_oldest();
             self.forget_ghost(oldest);
         }
-        self.ghosts.set_count_max(ghosts_of(blocks));
+        self.ghosts.set_count_max(ghosts_max);
     }
 
     fn on_request(&mut self, accesses: &[Access]) {
@@ -361,7 +381,7 @@ impl Policy for Gittins {
     }
 
     fn on_remove(&mut self, block: BlockIx) {
-        self.settle();
+        self.settle_unless_under_way();
         self.leave_order(block);
         self.take_out(block);
         self.leave_group(self.facts[block.0 as usize].group);
@@ -370,7 +390,7 @@ impl Policy for Gittins {
     fn admit(&mut self, access: &Access) -> Admission {
         let step = self.step_of(access);
         self.settle();
-        if self.current.request.breaks_at(step) && !self.has_below {
+        if self.current.request.breaks_at(step) && self.below.is_none() {
             return Admission::Decline;
         }
         let parent = self.current.request.parent_of(step);
@@ -385,7 +405,7 @@ impl Policy for Gittins {
         let group = self.facts_at(step).group;
         let is_worth_less = group != 0
             && self.index.worth(self.groups.category(group), 0) < least.worth
-            && !self.has_below;
+            && self.below.is_none();
         if is_worth_less {
             Admission::Decline
         } else {
@@ -393,8 +413,20 @@ impl Policy for Gittins {
         }
     }
 
+    fn set_write_price(&mut self, price: WritePrice) {
+        self.below = self.below.take().map(|below| below.with_price(price));
+    }
+
+    fn admit_below(&mut self, access: &Access) -> Admission {
+        self.judge_victim(access)
+    }
+
+    fn keep(&mut self, resident: Option<BlockIx>, access: &Access) -> Option<bool> {
+        self.judge_kept(resident, access)
+    }
+
     fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx> {
-        self.settle();
+        self.settle_unless_under_way();
         if !self.spares_tip {
             self.set_tip(None);
         }

@@ -25,6 +25,9 @@ impl Gittins {
         }
         self.now_ms = self.current.clock_ms.max(self.now_ms);
         self.groups.age(self.now_ms, &mut self.index);
+        if let Some(below) = &mut self.below {
+            below.advance(self.now_ms);
+        }
         let (known, tip) = self.find_places();
         self.set_tip(tip);
         let count = self.current.places.len();

@@ -1,13 +1,13 @@
 //! Aim: the recorded traces are read as documented. Method: read every file and compare the counts
 //! of requests, block accesses and different blocks with the ones of an independent reader.
-//!
-//! The traces are no part of the repository: `TERRACE_TRACES` names their folder, by default
-//! `shared/traces` beside the workspace. Without it the tests say that they are skipped.
+//! Without the traces the tests say that they are skipped.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
 
-use terrace_bench::trace::Trace;
+use terrace_sim::trace::Trace;
+use traces_folder::find;
+
+mod traces_folder;
 
 /// File, requests, block accesses, different blocks, whether requests are chains.
 const TRACES: [(&str, usize, usize, usize, bool); 9] = [
@@ -40,28 +40,6 @@ const TRACES: [(&str, usize, usize, usize, bool); 9] = [
         true,
     ),
 ];
-
-/// The folder of the traces, if there is one.
-fn traces_folder() -> Option<PathBuf> {
-    if let Some(folder) = std::env::var_os("TERRACE_TRACES") {
-        return Some(PathBuf::from(folder));
-    }
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .ancestors()
-        .map(|folder| folder.join("shared/traces"))
-        .find(|folder| folder.is_dir())
-}
-
-/// The path of a trace; reports the skip when it is missing.
-fn find(name: &str) -> Option<PathBuf> {
-    let path = traces_folder()
-        .map(|folder| folder.join(name))
-        .filter(|path| path.is_file());
-    if path.is_none() {
-        eprintln!("skipped: trace {name} not found (set TERRACE_TRACES to the folder)");
-    }
-    path
-}
 
 #[test]
 fn open_recorded_traces_have_the_documented_counts() {

@@ -7,18 +7,19 @@
 
 /// The splitmix64 generator and the distributions drawn from it.
 #[derive(Clone, Debug)]
-pub(crate) struct Random {
+pub struct Random {
     state: u64,
 }
 
 impl Random {
     /// Starts the sequence of `seed`.
-    pub(crate) const fn new(seed: u64) -> Self {
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
     /// The next 64 random bits.
-    pub(crate) const fn bits(&mut self) -> u64 {
+    pub const fn bits(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.state;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -27,7 +27,7 @@ mod lines;
 mod lirs;
 mod mooncake;
 mod random;
-pub(crate) use random::Random;
+pub use random::Random;
 mod requests;
 pub mod synth;
 #[cfg(test)]
