@@ -117,3 +117,38 @@ pub(crate) fn check_deadline(field: &'static str, span: Duration) -> Result<(), 
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn config_outside_its_limits_is_refused_by_name() {
+        let good = ClientConfig::new("[::1]:7440");
+        assert!(good.check().is_ok());
+        type Break = fn(&mut ClientConfig);
+        let breaks: [(&str, Break); 10] = [
+            ("address", |config| config.address = "host".to_owned()),
+            ("address", |config| config.address = "host:65536".to_owned()),
+            ("token length", |config| config.token = vec![0; 1025]),
+            ("name", |config| config.name = "x".repeat(65)),
+            ("name", |config| config.name = "a\nb".to_owned()),
+            ("deadline", |config| config.deadline = Duration::ZERO),
+            ("deadline", |config| config.deadline = Duration::MAX),
+            ("connect_timeout", |config| {
+                config.connect_timeout = Duration::ZERO;
+            }),
+            ("connections_per_shard", |config| {
+                config.connections_per_shard = 65;
+            }),
+            ("attempts", |config| config.attempts = 0),
+        ];
+        for (field, wrong) in breaks {
+            let mut config = good.clone();
+            wrong(&mut config);
+            let failure = config.check().unwrap_err();
+            let said = failure.cause.to_string();
+            assert!(said.starts_with(&format!("{field} is ")), "{said}");
+        }
+    }
+}

@@ -248,3 +248,36 @@ impl Failure {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_names_address_and_key_in_one_line() {
+        let address = Arc::from("host:1");
+        let why = "connect: refused".to_owned();
+        let error = Error::new(&address, Some(b"a\nb"), Cause::Unavailable { why });
+        let expected = "host:1: key `a\\nb`: the node is not available: connect: refused";
+        assert_eq!(error.to_string(), expected);
+        let (code, text) = (ErrorCode::NotPermitted, String::new());
+        let error = Error::new(&address, None, Cause::Rejected { code, text });
+        assert_eq!(
+            error.to_string(),
+            "host:1: the node refused it: not permitted"
+        );
+        let error = Error::new(&address, Some(&[b'k'; 100]), Cause::Key(KeyError::KeyEmpty));
+        assert_eq!(error.key(), Some(format!("{}..", "k".repeat(64)).as_str()));
+    }
+
+    #[test]
+    fn only_what_was_not_carried_out_is_sent_again_when_it_changes_something() {
+        let io = Failure::io("receive", &io::Error::from(io::ErrorKind::ConnectionReset));
+        assert!(io.is_retried(true) && !io.is_retried(false));
+        let before = io.before_sent();
+        assert!(before.is_retried(false));
+        assert!(matches!(before.cause, Cause::Unavailable { .. }));
+        assert!(!Failure::protocol("x").is_retried(true));
+        assert!(Failure::moved().is_retried(false));
+    }
+}

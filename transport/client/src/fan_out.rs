@@ -367,3 +367,58 @@ fn split<E>(
         .map(|(shard, _, items)| (shard, items))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use terrace_types::{Namespace, NamespaceName};
+    use terrace_wire::FrameLimits;
+
+    use super::*;
+
+    const LAYOUT: Layout = Layout {
+        generation: 1,
+        shards: 3,
+        limits: FrameLimits {
+            body_len_max: 4096,
+            values_len_max: 10_000,
+        },
+        batch_max: 7,
+    };
+
+    /// Aim: a batch keeps all limits of the node, and what cannot keep them goes alone. Method: 200
+    /// entries, one of which is longer than a frame.
+    #[test]
+    fn split_keeps_the_limits_of_requests_and_loses_nothing() {
+        let namespace = Namespace::new(0, 0, &NamespaceName::new("m").unwrap());
+        let keys: Vec<_> = (0..200_u32)
+            .map(|number| {
+                namespace
+                    .key(&[number.to_le_bytes(); 100].concat())
+                    .unwrap()
+            })
+            .collect();
+        let weights: Vec<_> = (0..200)
+            .map(|number| Weight {
+                values_len: if number == 77 { 20_000 } else { number * 20 },
+                ..Weight::of_key(32, &keys[number as usize])
+            })
+            .collect();
+        let pending = (0..200).map(|index| Item { index, entry: () }).collect();
+        let batches = split(LAYOUT, &keys, &weights, pending);
+        let mut seen = vec![false; 200];
+        for (shard, items) in batches {
+            let sum = |of: fn(&Weight) -> u64| -> u64 {
+                items.iter().map(|item| of(&weights[item.index])).sum()
+            };
+            assert!(items.len() <= 7);
+            assert!(32 + sum(|weight| weight.body_len as u64) <= 4096);
+            assert!(items.len() == 1 || sum(|weight| weight.values_len) <= 10_000);
+            assert!(items.is_sorted_by_key(|item| item.index));
+            for item in items {
+                assert_eq!(keys[item.index].hash().shard(3), shard);
+                assert!(!std::mem::replace(&mut seen[item.index], true));
+            }
+        }
+        assert!(seen.into_iter().all(|seen| seen));
+    }
+}

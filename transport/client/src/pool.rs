@@ -402,3 +402,16 @@ impl Drop for Opening<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backoff_grows_and_is_bounded() {
+        let waits: Vec<_> = (1..40).map(backoff).collect();
+        assert!(waits.is_sorted());
+        assert_eq!(waits[0], BACKOFF_FIRST);
+        assert_eq!(waits[38], BACKOFF_MAX);
+    }
+}

@@ -32,6 +32,9 @@ use receive::Incoming;
 pub(crate) use send::Frame;
 use send::Outgoing;
 
+/// Leads for a moment when nobody waits; no request has this id.
+const LOOKER: u64 = u64::MAX - 1;
+
 /// The slot of whoever waits for credit; there is one at a time, and no request has this id.
 const CREDIT_WAITER: u64 = u64::MAX;
 
@@ -164,9 +167,10 @@ impl State {
         self.slots.get_mut(&id)?.waker.take()
     }
 
-    /// Gives the lead away, and wakes a call to take it.
+    /// Gives the lead away, and wakes a call to take it. So does a call that ends when it was woken to
+    /// take it.
     fn free_lead(&mut self, id: u64) {
-        if self.leader != Some(id) {
+        if self.leader.is_some_and(|leader| leader != id) {
             return;
         }
         self.leader = None;

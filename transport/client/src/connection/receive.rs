@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use async_io::Timer;
@@ -13,7 +13,7 @@ use terrace_wire::{
     ErrorCode, Expected, FRAME_HEAD_LEN, FrameHead, FrameLimits, Partial, Reply, ReplyHead,
 };
 
-use super::{Arrived, CREDIT_WAITER, Call, Connection, State, open};
+use super::{Arrived, CREDIT_WAITER, Call, Connection, LOOKER, State, open};
 use crate::error::{Cause, Failure, Retry};
 
 /// Most bytes that are received at once: what is hashed while it is still in the CPU's cache.
@@ -84,7 +84,7 @@ impl State {
 }
 
 impl Connection {
-    /// Looks whether the node closed the connection while nobody waited for anything.
+    /// Takes what came while nobody waited: most of all, that the node ended the connection.
     pub(crate) fn look(&self) {
         let mut state = self.state();
         let state = &mut *state;
@@ -92,13 +92,19 @@ impl Connection {
             return;
         }
         match self.try_receive(state.incoming.room(FRAME_HEAD_LEN)) {
-            Ok(None) => {}
+            Ok(None) => return,
             Ok(Some(count)) => {
                 state.incoming.end += count;
                 state.received += count as u64;
             }
-            Err(failure) => self.fail(state, failure),
+            Err(failure) => return self.fail(state, failure),
         }
+        state.leader = Some(LOOKER);
+        let cx = &mut Context::from_waker(Waker::noop());
+        if let Poll::Ready(Err(failure)) = self.poll_lead(state, LOOKER, cx) {
+            self.fail(state, failure);
+        }
+        state.free_lead(LOOKER);
     }
 
     /// Receives into `target` without waiting; `None` when nothing is there.

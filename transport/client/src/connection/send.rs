@@ -157,8 +157,7 @@ impl Connection {
         }
         let id = self.state().session.next_id();
         let len = encode_into(&mut waiter.outgoing.next, |out| encode(id, out));
-        let len =
-            len.map_err(|error| Failure::argument("request", error, "one of the protocol"))?;
+        let len = len.map_err(unsendable)?;
         let request = (verb, len - FRAME_HEAD_LEN, values_len, entries);
         poll_fn(|cx| waiter.poll_begin(request, cx)).await?;
         Ok(id)
@@ -373,6 +372,19 @@ impl<'a> Waiter<'a> {
             ready!(self.connection.socket.poll_writable(cx))
                 .map_err(|error| Failure::io("send", &error))?;
         }
+    }
+}
+
+/// Why a request cannot be made bytes.
+fn unsendable(error: WireError) -> Failure {
+    match error {
+        WireError::Field {
+            field,
+            value,
+            limit,
+            ..
+        } => Failure::argument(field, value, limit),
+        error => Failure::protocol(error),
     }
 }
 

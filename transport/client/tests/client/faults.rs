@@ -305,6 +305,8 @@ fn goodbye_moves_new_calls_to_another_connection() {
     let blocks = client(&node).namespace("m").unwrap();
     let plain = CallOptions::default();
     block_on(async {
+        blocks.exists(b"k", &plain).await.unwrap();
+        node.switches.closes.store(true, SeqCst);
         node.switches.goodbye.store(true, SeqCst);
         blocks.put(b"k", b"v", &plain).await.unwrap();
         for _ in 0..3 {

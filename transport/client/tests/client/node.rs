@@ -35,6 +35,8 @@ pub(crate) struct Switches {
     pub(crate) put_status: AtomicU32,
     /// Says goodbye behind the next reply.
     pub(crate) goodbye: AtomicBool,
+    /// Ends the connection behind a goodbye.
+    pub(crate) closes: AtomicBool,
     /// Splits replies of gets into frames of one value.
     pub(crate) split: AtomicBool,
     /// Says that every key belongs to another shard.
@@ -95,6 +97,7 @@ impl Node {
         std::thread::spawn(move || {
             for socket in listener.incoming() {
                 let Ok(socket) = socket else { return };
+                socket.set_nodelay(true).unwrap();
                 node.seen.connections.fetch_add(1, SeqCst);
                 node.sockets
                     .lock()
@@ -326,6 +329,9 @@ impl<'a> Session<'a> {
             };
             let frame = made(|out| goodbye.encode(out));
             self.send(&frame)?;
+            if self.node.switches.closes.load(SeqCst) {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
         }
         Ok(())
     }

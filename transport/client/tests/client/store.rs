@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use terrace_types::{Checksum, KeyHash, PutOutcome, Tier};
 use terrace_wire::{
-    EventKind, EventRecord, NamespaceNumber, Facts, Flags, FrameHead, GetEntry, KeyEntry, KeyStatus, LeaseId, LeaseRecord, ListRequest,
-    ListedBlock, Matched, Record, Records, Rejection, Removed, ReplyHead, Request, ValueRecord,
-    Verb, part_checksum, reply,
+    EventKind, EventRecord, Facts, Flags, FrameHead, GetEntry, KeyEntry, KeyStatus, LeaseId,
+    LeaseRecord, ListRequest, ListedBlock, Matched, NamespaceNumber, Record, Records, Rejection,
+    Removed, ReplyHead, Request, ValueRecord, Verb, part_checksum, reply,
 };
 
 use crate::node::{Session, made, take};

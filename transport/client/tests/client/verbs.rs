@@ -60,6 +60,13 @@ fn all_blocks_are_listed_and_removed_over_shards() {
             .collect();
         expected.sort();
         assert!(found.iter().eq(expected.iter().map(|key| key.as_bytes())));
+        let error = blocks
+            .list(&[1; 513], &plain)
+            .next_page()
+            .await
+            .unwrap_err();
+        let expected = "prefix length is 513, it has to be at most 512";
+        assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(blocks.remove_all(&plain).await.unwrap(), 40);
         assert_eq!(blocks.remove_all(&plain).await.unwrap(), 0);
         let pongs = client.ping(&plain).await.unwrap();
