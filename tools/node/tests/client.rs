@@ -36,7 +36,7 @@ impl Drop for Folder {
 struct Node {
     child: Child,
     address: String,
-    // Read to its end, so that the node can always write.
+    // Kept open, so that the node can write to it.
     _output: BufReader<ChildStdout>,
 }
 
@@ -128,7 +128,9 @@ fn calls_of_the_client_come_to_what_they_say() {
     assert_eq!((got.len, got.block_len), (1000, 1 << 20));
     assert_eq!(part, value(3, 1 << 20)[500_000..501_000]);
 
-    let keys: Vec<String> = (0..200).map(|number| format!("batch {number:03}")).collect();
+    let keys: Vec<String> = (0..200)
+        .map(|number| format!("batch {number:03}"))
+        .collect();
     let values: Vec<Vec<u8>> = (0..200).map(|seed| value(seed, 20_000)).collect();
     let slices: Vec<[&[u8]; 2]> = values
         .iter()
@@ -141,14 +143,21 @@ fn calls_of_the_client_come_to_what_they_say() {
     });
     let items: Vec<_> = items.collect();
     let outcomes = blocks.put_batch(&items, &plain);
-    assert!(outcomes.into_iter().all(|outcome| outcome.unwrap() == STORED));
+    assert!(
+        outcomes
+            .into_iter()
+            .all(|outcome| outcome.unwrap() == STORED)
+    );
     let got = blocks.get_batch(&keys, &plain);
     let got = got.into_iter().map(|one| one.unwrap().hit().unwrap());
     assert!(got.eq(values.iter().cloned()));
     assert_eq!(blocks.match_prefix(&keys, &plain).unwrap(), 200);
     blocks.remove(keys[150].as_bytes(), &plain).unwrap();
     assert_eq!(blocks.match_prefix(&keys, &plain).unwrap(), 150);
-    assert_eq!(blocks.get(keys[150].as_bytes(), &plain).unwrap(), Lookup::Miss);
+    assert_eq!(
+        blocks.get(keys[150].as_bytes(), &plain).unwrap(),
+        Lookup::Miss
+    );
     let facts = blocks.stat(&keys[..1], &plain).remove(0).unwrap();
     assert_eq!(facts.hit().unwrap().len, 20_000);
     assert_eq!(blocks.remove_all(&plain).unwrap(), 204);
@@ -184,7 +193,10 @@ fn stopped_node_ends_calls_at_their_deadlines_and_goes_on_later() {
     let node = Node::start(&folder, &free_address());
     let (_, blocks) = node.blocks();
     let plain = CallOptions::default();
-    assert_eq!(blocks.put(b"k", &value(1, 100_000), &plain).unwrap(), STORED);
+    assert_eq!(
+        blocks.put(b"k", &value(1, 100_000), &plain).unwrap(),
+        STORED
+    );
     node.signal(Signal::SIGSTOP);
     let soon = CallOptions::within(Duration::from_millis(300));
     for _ in 0..2 {
@@ -213,7 +225,10 @@ fn killed_node_that_comes_back_serves_the_same_client() {
     node.child.kill().unwrap();
     node.child.wait().unwrap();
     let error = blocks.get(&[0], &CallOptions::default()).unwrap_err();
-    assert!(matches!(error.cause(), Cause::Unavailable { .. }), "{error}");
+    assert!(
+        matches!(error.cause(), Cause::Unavailable { .. }),
+        "{error}"
+    );
     let node = Node::start(&folder, &node.address);
     for seed in 0..8 {
         let got = blocks.get(&[seed], &CallOptions::default()).unwrap();
