@@ -1,8 +1,10 @@
-//! The parts of `terrace`: opening devices to read, what lies on them, and the report of it.
+//! The parts of `terrace`: calls of a node; opening devices to read, what lies on them, and the report
+//! of it.
 
 #![forbid(unsafe_code)]
 
 pub mod content;
 pub mod inspect;
 pub mod open;
+pub mod remote;
 pub mod report;

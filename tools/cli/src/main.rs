@@ -1,4 +1,4 @@
-//! `terrace`: looks at what Terrace keeps.
+//! `terrace`: blocks of a node, and what lies on its devices.
 
 #![forbid(unsafe_code)]
 
@@ -9,10 +9,17 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use terrace_cli::inspect::{self, InspectOptions};
+use terrace_cli::remote::Stop;
+use terrace_cli::remote::get::{self, GetArgs};
+use terrace_cli::remote::keys::{self, KeysArgs, ListArgs, PingArgs, RemoveArgs, SpanArgs};
+use terrace_cli::remote::put::{self, PutArgs};
 use terrace_cli::report::{self, ReportOptions};
 use terrace_types::ByteLen;
 
-/// Looks at what Terrace keeps on its devices.
+/// Stores, reads and looks at the blocks of a node, and looks at what lies on its devices.
+///
+/// Exit codes of the commands that talk to a node: 0 done, 1 a block is missing, 2 usage, 3 the node is
+/// unavailable or did not answer in time, 4 the node declined.
 #[derive(Parser)]
 #[command(name = "terrace", version)]
 struct Cli {
@@ -22,6 +29,27 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Store a file, a folder or stdin.
+    ///
+    /// A file longer than --piece becomes blocks KEY.part-00001-of-00003 and so on; a folder becomes
+    /// blocks KEY/PATH, one for each file or piece of one.
+    Put(PutArgs),
+    /// Read a block, a file that was cut into pieces, or all that was stored from a folder.
+    Get(GetArgs),
+    /// Tell whether blocks are stored, without moving or renewing any.
+    Exists(KeysArgs),
+    /// Remove blocks.
+    Rm(RemoveArgs),
+    /// Tell what the node knows of blocks.
+    Stat(KeysArgs),
+    /// List the blocks of the namespace.
+    Ls(ListArgs),
+    /// Bring blocks to DRAM ahead of need.
+    Prefetch(SpanArgs),
+    /// Keep blocks from being given up, for as long as the command runs.
+    Pin(SpanArgs),
+    /// Ask each shard of the node whether it is there.
+    Ping(PingArgs),
     /// Read the devices of a closed engine, tell what they hold and what is damaged, and change
     /// nothing.
     ///
@@ -56,13 +84,25 @@ struct InspectArgs {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Inspect(args) => run_inspect(args),
+        Command::Inspect(args) => run_inspect(args).map_err(|error| Stop {
+            code: 2,
+            line: format!("{error:#}"),
+        }),
+        Command::Put(args) => put::run(&args),
+        Command::Get(args) => get::run(&args),
+        Command::Exists(args) => keys::exists(&args),
+        Command::Rm(args) => keys::remove(&args),
+        Command::Stat(args) => keys::stat(&args),
+        Command::Ls(args) => keys::list(&args),
+        Command::Prefetch(args) => keys::prefetch(&args),
+        Command::Pin(args) => keys::pin(&args),
+        Command::Ping(args) => keys::ping(&args),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("terrace: {error:#}");
-            ExitCode::from(2)
+        Err(stop) => {
+            eprintln!("terrace: {}", stop.line);
+            ExitCode::from(stop.code)
         }
     }
 }

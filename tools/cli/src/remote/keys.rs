@@ -1,0 +1,250 @@
+//! The commands about keys: exists, rm, stat, ls, prefetch, pin; and ping.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use terrace_client::{BlockFacts, Error, Listed};
+use terrace_types::Lookup;
+
+use super::said::{Row, print, say};
+use super::{DONE, MISSING, NodeArgs, Stop, UNAVAILABLE, code_of};
+
+/// Keys of blocks.
+#[derive(Args, Debug)]
+pub struct KeysArgs {
+    #[command(flatten)]
+    node: NodeArgs,
+    /// Keys of the blocks.
+    #[arg(required = true, value_name = "KEY")]
+    keys: Vec<OsString>,
+}
+
+/// Keys of blocks, and a span.
+#[derive(Args, Debug)]
+pub struct SpanArgs {
+    #[command(flatten)]
+    keys: KeysArgs,
+    /// For so many seconds.
+    #[arg(long = "for", value_name = "SECONDS", default_value = "60",
+          value_parser = clap::value_parser!(u64).range(1..=86400))]
+    seconds: u64,
+}
+
+/// What to list.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    #[command(flatten)]
+    node: NodeArgs,
+    /// What the keys begin with; nothing for all.
+    prefix: Option<OsString>,
+}
+
+/// What to remove.
+#[derive(Args, Debug)]
+pub struct RemoveArgs {
+    #[command(flatten)]
+    node: NodeArgs,
+    /// Keys of the blocks.
+    #[arg(
+        required_unless_present = "all",
+        conflicts_with = "all",
+        value_name = "KEY"
+    )]
+    keys: Vec<OsString>,
+    /// Remove all blocks of the namespace.
+    #[arg(long)]
+    all: bool,
+}
+
+/// Which node.
+#[derive(Args, Debug)]
+pub struct PingArgs {
+    #[command(flatten)]
+    node: NodeArgs,
+}
+
+impl KeysArgs {
+    fn bytes(&self) -> Vec<&[u8]> {
+        self.keys.iter().map(|key| key.as_bytes()).collect()
+    }
+}
+
+/// The row of a key, with what `facts` has to say of a hit.
+fn row<T>(
+    key: &[u8],
+    result: Result<Lookup<T>, Error>,
+    hit: &str,
+    facts: impl FnOnce(T) -> Vec<(&'static str, serde_json::Value)>,
+) -> Row {
+    match result {
+        Ok(Lookup::Hit { value, tier }) => {
+            let mut row = Row::plain(key, DONE, hit);
+            row.facts.push(("tier", tier.to_string().into()));
+            row.facts.extend(facts(value));
+            row
+        }
+        Ok(Lookup::Miss) => Row::plain(key, MISSING, "missing"),
+        Ok(Lookup::Unavailable(reason)) => {
+            Row::plain(key, UNAVAILABLE, format!("unavailable: {reason}"))
+        }
+        Err(error) => Row::plain(key, code_of(&error), error.to_string()),
+    }
+}
+
+fn rows(keys: &[&[u8]], results: Vec<Result<Lookup<()>, Error>>, hit: &str) -> Vec<Row> {
+    let results = keys.iter().zip(results);
+    results
+        .map(|(key, result)| row(key, result, hit, |()| Vec::new()))
+        .collect()
+}
+
+/// `terrace exists`; its exit code.
+///
+/// # Errors
+/// What ends it early.
+pub fn exists(args: &KeysArgs) -> Result<u8, Stop> {
+    let node = args.node.node()?;
+    let keys = args.bytes();
+    let results = node.blocks.exists_batch(&keys, &node.options);
+    say(&rows(&keys, results, "stored"), args.node.json)
+}
+
+/// `terrace rm`; its exit code.
+///
+/// # Errors
+/// What ends it early.
+pub fn remove(args: &RemoveArgs) -> Result<u8, Stop> {
+    let node = args.node.node()?;
+    if args.all {
+        let count = node.blocks.remove_all(&node.options)?;
+        let text = match args.node.json {
+            true => format!("{}\n", json!({ "removed": count, "exit_code": DONE })),
+            false => format!("{count} blocks removed\n"),
+        };
+        return print(text.as_bytes()).map(|()| DONE);
+    }
+    let keys: Vec<_> = args.keys.iter().map(|key| key.as_bytes()).collect();
+    let results = node.blocks.remove_batch(&keys, &node.options);
+    let mut rows = rows(&keys, results, "removed");
+    // Where it was tells nothing any more.
+    rows.iter_mut().for_each(|row| row.facts.clear());
+    say(&rows, args.node.json)
+}
+
+/// `terrace stat`; its exit code.
+///
+/// # Errors
+/// What ends it early.
+pub fn stat(args: &KeysArgs) -> Result<u8, Stop> {
+    let node = args.node.node()?;
+    let keys = args.bytes();
+    let results = node.blocks.stat(&keys, &node.options);
+    let facts = |facts: BlockFacts| {
+        vec![
+            ("len", facts.len.into()),
+            ("durable", facts.durable.into()),
+            ("in_dram", facts.in_dram.into()),
+            ("on_nvme", facts.on_nvme.into()),
+            ("pinned", facts.pinned.into()),
+            ("leased", facts.leased.into()),
+            ("checksum", format!("{:016x}", facts.checksum.0).into()),
+        ]
+    };
+    let rows = keys.iter().zip(results);
+    let rows: Vec<_> = rows
+        .map(|(key, result)| row(key, result, "stored", facts))
+        .collect();
+    say(&rows, args.node.json)
+}
+
+/// `terrace ls`; its exit code. Without a block it is 0, too.
+///
+/// # Errors
+/// What ends it early.
+pub fn list(args: &ListArgs) -> Result<u8, Stop> {
+    let node = args.node.node()?;
+    let prefix = args
+        .prefix
+        .as_ref()
+        .map_or(&b""[..], |prefix| prefix.as_bytes());
+    let mut listing = node.blocks.list(prefix, &node.options);
+    let mut all = Vec::new();
+    while let Some(page) = listing.next_page()? {
+        let rows: Vec<_> = page.iter().map(listed).collect();
+        if args.node.json {
+            all.extend(rows);
+        } else {
+            say(&rows, false)?;
+        }
+    }
+    if args.node.json {
+        say(&all, true)?;
+    }
+    Ok(DONE)
+}
+
+fn listed(block: &Listed) -> Row {
+    let mut row = Row::plain(&block.key, DONE, block.tier.to_string());
+    row.facts.push(("len", block.len.into()));
+    row.facts.push(("durable", block.durable.into()));
+    row
+}
+
+/// `terrace prefetch`; its exit code.
+///
+/// # Errors
+/// What ends it early.
+pub fn prefetch(args: &SpanArgs) -> Result<u8, Stop> {
+    let node = args.keys.node.node()?;
+    let keys = args.keys.bytes();
+    let span = Duration::from_secs(args.seconds);
+    let results = node.blocks.prefetch(&keys, span, &node.options);
+    say(&rows(&keys, results, "stored"), args.keys.node.json)
+}
+
+/// `terrace pin`; its exit code. Pins end with their connection, so it stays for as long as they are
+/// to hold.
+///
+/// # Errors
+/// What ends it early.
+pub fn pin(args: &SpanArgs) -> Result<u8, Stop> {
+    let node = args.keys.node.node()?;
+    let keys = args.keys.bytes();
+    let span = Duration::from_secs(args.seconds);
+    let results = node.blocks.pin(&keys, span, &node.options);
+    let rows = rows(&keys, results, "pinned");
+    let has_pins = rows.iter().any(|row| row.code == DONE);
+    let code = say(&rows, args.keys.node.json)?;
+    if has_pins {
+        async_io::block_on(async_io::Timer::after(span));
+    }
+    Ok(code)
+}
+
+/// `terrace ping`; its exit code.
+///
+/// # Errors
+/// What ends it early.
+pub fn ping(args: &PingArgs) -> Result<u8, Stop> {
+    let node = args.node.node()?;
+    let pongs = node.client.ping(&node.options)?;
+    let text = if args.node.json {
+        let shards = pongs.iter().map(|pong| {
+            let took_us = pong.took.as_micros() as u64;
+            json!({ "shard": pong.shard, "node_epoch": pong.node_epoch, "took_us": took_us })
+        });
+        let shards: Vec<_> = shards.collect();
+        format!("{}\n", json!({ "shards": shards, "exit_code": DONE }))
+    } else {
+        let line = |pong: &terrace_client::ShardPong| {
+            let (shard, epoch, took) = (pong.shard, pong.node_epoch, pong.took);
+            format!("shard {shard}\tnode epoch {epoch}\t{took:.1?}\n")
+        };
+        pongs.iter().map(line).collect()
+    };
+    print(text.as_bytes())?;
+    Ok(DONE)
+}

@@ -1,0 +1,140 @@
+//! The same calls for code without an executor: each waits on the caller's thread.
+//!
+//! The thread that waits also runs the reactor, so that nothing but the node has to wake it. Not for
+//! use inside an async task: it would block its executor's thread.
+
+use std::time::Duration;
+
+use async_io::block_on;
+use terrace_types::{Lookup, PutOutcome};
+
+use crate::{
+    Announced, BlockFacts, CallOptions, ClientConfig, ClientStats, Error, Lease, Listed, Part,
+    PutItem, ShardPong, Target,
+};
+
+/// A client of one node, for code that waits. Clones share its connections, and may be used from any
+/// thread.
+#[derive(Clone, Debug)]
+pub struct Client(crate::Client);
+
+/// The blocks of one namespace, for code that waits.
+#[derive(Clone, Debug)]
+pub struct Namespace(crate::Namespace);
+
+/// The blocks of a namespace, page after page.
+#[derive(Debug)]
+pub struct Listing(crate::Listing);
+
+impl Client {
+    /// As [`crate::Client::new`].
+    ///
+    /// # Errors
+    /// As that.
+    pub fn new(config: ClientConfig) -> Result<Self, Error> {
+        crate::Client::new(config).map(Self)
+    }
+
+    /// As [`crate::Client::connect`], and waits.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn connect(config: ClientConfig) -> Result<Self, Error> {
+        block_on(crate::Client::connect(config)).map(Self)
+    }
+
+    /// As [`crate::Client::namespace`].
+    ///
+    /// # Errors
+    /// As that.
+    pub fn namespace(&self, name: &str) -> Result<Namespace, Error> {
+        self.0.namespace(name).map(Namespace)
+    }
+
+    /// As [`crate::Client::ping`], and waits.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn ping(&self, options: &CallOptions) -> Result<Vec<ShardPong>, Error> {
+        block_on(self.0.ping(options))
+    }
+
+    /// What the client counted.
+    #[must_use]
+    pub fn stats(&self) -> ClientStats {
+        self.0.stats()
+    }
+}
+
+/// Calls of the same name that wait.
+macro_rules! waiting {
+    ($($name:ident $(<$keys:ident>)? ($($argument:ident: $kind:ty),*) -> $outcome:ty;)+) => {
+        impl Namespace {
+            $(
+                #[doc = concat!("As [`crate::Namespace::", stringify!($name), "`], and waits.")]
+                ///
+                /// # Errors
+                /// As that.
+                pub fn $name$(<$keys: AsRef<[u8]>>)?(
+                    &self,
+                    $($argument: $kind,)*
+                    options: &CallOptions,
+                ) -> $outcome {
+                    block_on(self.0.$name($($argument,)* options))
+                }
+            )+
+        }
+    };
+}
+
+waiting! {
+    put(key: &[u8], value: &[u8]) -> Result<PutOutcome, Error>;
+    put_gather(key: &[u8], value: &[&[u8]]) -> Result<PutOutcome, Error>;
+    put_batch(items: &[PutItem<'_>]) -> Vec<Result<PutOutcome, Error>>;
+    upsert(key: &[u8], value: &[u8]) -> Result<PutOutcome, Error>;
+    upsert_batch(items: &[PutItem<'_>]) -> Vec<Result<PutOutcome, Error>>;
+    get(key: &[u8]) -> Result<Lookup<Vec<u8>>, Error>;
+    get_into(key: &[u8], target: &mut [u8]) -> Result<Lookup<Part>, Error>;
+    get_range(key: &[u8], offset: u32, target: &mut [u8]) -> Result<Lookup<Part>, Error>;
+    get_batch<K>(keys: &[K]) -> Vec<Result<Lookup<Vec<u8>>, Error>>;
+    get_batch_into(targets: Vec<Target<'_>>) -> Vec<Result<Lookup<Part>, Error>>;
+    exists(key: &[u8]) -> Result<Lookup<()>, Error>;
+    exists_batch<K>(keys: &[K]) -> Vec<Result<Lookup<()>, Error>>;
+    match_prefix<K>(keys: &[K]) -> Result<usize, Error>;
+    remove(key: &[u8]) -> Result<Lookup<()>, Error>;
+    remove_batch<K>(keys: &[K]) -> Vec<Result<Lookup<()>, Error>>;
+    remove_all() -> Result<u64, Error>;
+    prefetch<K>(keys: &[K], span: Duration) -> Vec<Result<Lookup<()>, Error>>;
+    touch<K>(keys: &[K]) -> Vec<Result<Lookup<()>, Error>>;
+    pin<K>(keys: &[K], span: Duration) -> Vec<Result<Lookup<()>, Error>>;
+    unpin<K>(keys: &[K]) -> Vec<Result<Lookup<()>, Error>>;
+    stat<K>(keys: &[K]) -> Vec<Result<Lookup<BlockFacts>, Error>>;
+    lease<K>(keys: &[K], span: Duration) -> Vec<Result<Lookup<Lease>, Error>>;
+    renew(leases: &[Lease], span: Duration) -> Vec<Result<Lookup<Lease>, Error>>;
+    release(leases: &[Lease]) -> Vec<Result<Lookup<()>, Error>>;
+    announce(accesses: &[Announced<'_>]) -> Vec<Result<(), Error>>;
+}
+
+impl Namespace {
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// As [`crate::Namespace::list`].
+    #[must_use]
+    pub fn list(&self, prefix: &[u8], options: &CallOptions) -> Listing {
+        Listing(self.0.list(prefix, options))
+    }
+}
+
+impl Listing {
+    /// As [`crate::Listing::next_page`], and waits.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn next_page(&mut self) -> Result<Option<Vec<Listed>>, Error> {
+        block_on(self.0.next_page())
+    }
+}

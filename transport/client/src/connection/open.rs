@@ -1,0 +1,212 @@
+//! Making a connection: the address, the socket, the hellos.
+
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+use async_io::Async;
+use futures_channel::oneshot;
+use futures_lite::{AsyncReadExt, AsyncWriteExt};
+use terrace_wire::limits::{VALUES_LEN_MAX, VERSION};
+use terrace_wire::{
+    ClientHello, ClientSession, ErrorFrame, Expected, FRAME_HEAD_LEN, Features, FrameHead,
+    FrameLimits, NodeTerms, Offer, Partial, Reply, Transport,
+};
+
+use super::receive::Incoming;
+use super::send::Outgoing;
+use super::{Connection, State};
+use crate::error::{Cause, Failure, Retry};
+
+/// What this client can: all that goes over TCP.
+const FEATURES: Features =
+    Features(Features::EVENTS.0 | Features::LEASES.0 | Features::LISTING.0 | Features::PINS.0);
+
+/// The longest frame that it takes. Values are read to where they belong, so their limit is the
+/// protocol's own.
+const LIMITS: FrameLimits = FrameLimits {
+    body_len_max: 1 << 20,
+    values_len_max: VALUES_LEN_MAX,
+};
+
+/// Whom to connect to, and as whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish<'a> {
+    /// Host and port.
+    pub(crate) address: &'a Arc<str>,
+    /// The shard wanted; `None` for any.
+    pub(crate) shard: Option<u32>,
+    /// Random for each process.
+    pub(crate) client_id: [u8; 16],
+    /// What shows who the client is.
+    pub(crate) token: &'a [u8],
+    /// What logs call it.
+    pub(crate) name: &'a str,
+}
+
+/// What a node said in its hello.
+#[derive(Clone, Debug)]
+pub(crate) struct Hello {
+    pub(crate) terms: NodeTerms,
+    /// Where shards are reached over TCP: the shard, if only one, and the address.
+    pub(crate) endpoints: Vec<(Option<u32>, Arc<str>)>,
+}
+
+/// Connects and shakes hands.
+pub(crate) async fn open(wish: Wish<'_>) -> Result<(Arc<Connection>, Hello), Failure> {
+    let addresses = resolve(wish.address).await?;
+    let mut failure = Failure::unavailable("the name has no address");
+    for address in addresses {
+        match Async::<TcpStream>::connect(address).await {
+            Ok(socket) => return shake_hands(wish, socket).await,
+            Err(error) => failure = Failure::unavailable(format_args!("connect: {error}")),
+        }
+    }
+    Err(failure)
+}
+
+/// The addresses of a host and a port. A name is looked up on a thread of its own, as the operating
+/// system's own way blocks.
+async fn resolve(address: &Arc<str>) -> Result<Vec<SocketAddr>, Failure> {
+    if let Ok(address) = address.parse() {
+        return Ok(vec![address]);
+    }
+    let (sender, receiver) = oneshot::channel();
+    let name = Arc::clone(address);
+    let spawned = std::thread::Builder::new()
+        .name("terrace-resolve".to_owned())
+        .spawn(move || {
+            let found = name.to_socket_addrs().map(Iterator::collect);
+            // Whoever asked may be gone.
+            drop(sender.send(found));
+        });
+    spawned.map_err(|error| Failure::unavailable(format_args!("look up the name: {error}")))?;
+    match receiver.await {
+        Ok(Ok(addresses)) => Ok(addresses),
+        Ok(Err(error)) => Err(Failure::unavailable(format_args!(
+            "look up the name: {error}"
+        ))),
+        Err(_) => Err(Failure::unavailable("the look-up of the name was given up")),
+    }
+}
+
+async fn shake_hands(
+    wish: Wish<'_>,
+    socket: Async<TcpStream>,
+) -> Result<(Arc<Connection>, Hello), Failure> {
+    let failed = |error| Failure::unavailable(format_args!("handshake: {error}"));
+    // Requests are whole when they are written.
+    socket.get_ref().set_nodelay(true).map_err(failed)?;
+    let hello = ClientHello {
+        version_low: VERSION,
+        version_high: VERSION,
+        shard: wish.shard,
+        features: FEATURES,
+        client_id: wish.client_id,
+        limits: LIMITS,
+        token: wish.token,
+        name: wish.name,
+    };
+    let mut frame = vec![0; 4096];
+    let len = hello.encode(&mut frame).map_err(Failure::protocol)?;
+    (&socket).write_all(&frame[..len]).await.map_err(failed)?;
+
+    (&socket)
+        .read_exact(&mut frame[..FRAME_HEAD_LEN])
+        .await
+        .map_err(failed)?;
+    let mut session = ClientSession::new(Offer {
+        features: FEATURES,
+        limits: LIMITS,
+    });
+    let parsed = FrameHead::parse(&frame[..FRAME_HEAD_LEN], &LIMITS);
+    let Partial::Whole(head) = parsed.map_err(Failure::protocol)? else {
+        return Err(Failure::protocol("a head of 32 bytes was not whole"));
+    };
+    let expected = session.on_head(&head).map_err(Failure::protocol)?;
+    frame.resize(head.body_len as usize, 0);
+    (&socket).read_exact(&mut frame).await.map_err(failed)?;
+    let body = head.body(&frame).map_err(Failure::protocol)?;
+    let reply = Reply::decode(&head, body).map_err(Failure::protocol)?;
+    let hello = match (expected, reply) {
+        (Expected::Hello, Reply::Hello(hello)) => {
+            session.on_hello(&hello.terms).map_err(Failure::protocol)?;
+            check_shard(wish, &hello.terms)?;
+            hello_of(wish, &hello)
+        }
+        (_, Reply::Error(error)) => return Err(refusal(&error)),
+        _ => return Err(Failure::protocol("the first frame is no hello")),
+    };
+    let connection = made(wish, socket, session, hello.terms);
+    Ok((Arc::new(connection), hello))
+}
+
+/// A node that gives another shard than was asked for has another map.
+fn check_shard(wish: Wish<'_>, terms: &NodeTerms) -> Result<(), Failure> {
+    match wish.shard {
+        Some(wanted) if wanted != terms.shard => Err(Failure::moved()),
+        _ => Ok(()),
+    }
+}
+
+fn made(
+    wish: Wish<'_>,
+    socket: Async<TcpStream>,
+    session: ClientSession,
+    terms: NodeTerms,
+) -> Connection {
+    Connection {
+        address: Arc::clone(wish.address),
+        socket,
+        terms,
+        outgoing: async_lock::Mutex::new(Outgoing::default()),
+        state: Mutex::new(State {
+            session,
+            slots: Default::default(),
+            leader: None,
+            incoming: Incoming::default(),
+            fault: None,
+            received: 0,
+            control: Vec::new(),
+            opened: Vec::new(),
+            refused: Default::default(),
+        }),
+        calls: AtomicUsize::new(0),
+        is_retired: AtomicBool::new(false),
+        has_moved: AtomicBool::new(false),
+    }
+}
+
+fn hello_of(wish: Wish<'_>, hello: &terrace_wire::ServerHello<'_>) -> Hello {
+    let host = wish.address.rsplit_once(':').map_or("", |(host, _)| host);
+    let endpoints = hello
+        .endpoints
+        .iter()
+        .filter(|endpoint| endpoint.transport == Transport::Tcp)
+        .map(|endpoint| {
+            let host = match endpoint.host {
+                "" => host.to_owned(),
+                // IPv6 addresses stand in brackets before a port.
+                name if name.contains(':') && !name.starts_with('[') => format!("[{name}]"),
+                name => name.to_owned(),
+            };
+            let address = Arc::from(format!("{host}:{}", endpoint.port));
+            (endpoint.shard.map(u32::from), address)
+        })
+        .collect();
+    Hello {
+        terms: hello.terms,
+        endpoints,
+    }
+}
+
+/// The failure that an error frame of a node tells of.
+pub(super) fn refusal(error: &ErrorFrame<'_>) -> Failure {
+    let retry = match error.code.is_retryable() {
+        true => Retry::Always,
+        false => Retry::Never,
+    };
+    let text = error.text.to_owned();
+    let code = error.code;
+    Failure::new(Cause::Rejected { code, text }, retry)
+}
