@@ -79,6 +79,7 @@ pub fn drive<P: Policy + ?Sized>(
             hits[at] |= room.access(policy, number, access);
         }
     }
+    debug_assert_eq!(policy.len(), capacity as usize - room.free.len());
     room.counts
 }
 
