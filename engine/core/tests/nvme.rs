@@ -7,9 +7,6 @@
 #[path = "files/scratch.rs"]
 mod scratch;
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use terrace_engine::{
     BlockKey, Durability, Engine, EngineConfig, GetOptions, HugepageMode, Lookup, Namespace,
     NvmeConfig, Placement, PutOptions, PutOutcome, RegisteredRegion, Tier, block_on,
