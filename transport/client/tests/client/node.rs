@@ -170,6 +170,8 @@ pub(crate) struct Session<'a> {
     pub(crate) shard: u32,
     pub(crate) names: HashMap<u16, String>,
     held: Vec<Vec<u8>>,
+    /// A goodbye follows the reply under way: decided before the reply lets the test go on.
+    says_goodbye: bool,
     pub(crate) pins: usize,
 }
 
@@ -182,6 +184,7 @@ impl<'a> Session<'a> {
             shard: 0,
             names: HashMap::new(),
             held: Vec::new(),
+            says_goodbye: false,
             pins: 0,
         }
     }
@@ -259,6 +262,7 @@ impl<'a> Session<'a> {
         if switches.silent.load(SeqCst) {
             return Ok(());
         }
+        self.says_goodbye = switches.goodbye.swap(false, SeqCst);
         if take(&switches.draining) {
             return self.refuse(head, ErrorCode::Draining);
         }
@@ -322,7 +326,7 @@ impl<'a> Session<'a> {
     fn finish(&mut self, head: &FrameHead) -> io::Result<()> {
         // The session counts entries only where it is told of them; tests of it are elsewhere.
         self.state.end(head.request_id, true, false).unwrap();
-        if self.node.switches.goodbye.swap(false, SeqCst) {
+        if std::mem::take(&mut self.says_goodbye) {
             let goodbye = Goodbye {
                 reason: GoodbyeReason::Draining,
                 close_ms: 1000,
