@@ -205,7 +205,8 @@ fn start_one_of(
             spin: config.spin,
             jobs,
         };
-        let (running, runs) = std::sync::mpsc::sync_channel(1);
+        // Without room for one: an executor that is late could be lost in it with the receiver.
+        let (running, runs) = std::sync::mpsc::sync_channel(0);
         let placement = config.cpu.map_or(Placement::Unbound, Placement::Fixed);
         LocalExecutorBuilder::new(placement)
             .name(&format!("terrace-{}", config.shard))

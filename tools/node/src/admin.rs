@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use terrace_engine::{Engine, block_on};
 use terrace_server::Observer;
@@ -18,8 +18,10 @@ use crate::samples::{Snapshot, json, samples, text};
 
 /// Requests that are answered at once.
 const CALLERS_MAX: usize = 8;
-/// How long a caller may take to ask and to read.
+/// How long a call may take, from its connection to the last byte of its answer.
 const CALL_MAX: Duration = Duration::from_secs(5);
+/// How long nothing is accepted after that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a look at the engine is waited for.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 /// Longest request head that is read.
@@ -180,7 +182,7 @@ pub(crate) fn start(listener: TcpListener, state: Arc<State>) -> std::io::Result
         for socket in listener.incoming() {
             let Ok(socket) = socket else {
                 // No descriptors are left, say: some come back when others are closed.
-                std::thread::yield_now();
+                std::thread::park_timeout(ACCEPT_PAUSE);
                 continue;
             };
             let state = Arc::clone(&state);
@@ -191,7 +193,7 @@ pub(crate) fn start(listener: TcpListener, state: Arc<State>) -> std::io::Result
             let counted = Arc::clone(&state);
             let call = move || {
                 // Whoever asks and goes away is no news.
-                let _ = call(socket, &state);
+                let _ = call(Timed::new(socket, CALL_MAX), &state);
                 state.callers.fetch_sub(1, Ordering::AcqRel);
             };
             if std::thread::Builder::new().spawn(call).is_err() {
@@ -203,9 +205,54 @@ pub(crate) fn start(listener: TcpListener, state: Arc<State>) -> std::io::Result
     named.spawn(serve).map(|_| ())
 }
 
-fn call(mut socket: TcpStream, state: &Arc<State>) -> std::io::Result<()> {
-    socket.set_read_timeout(Some(CALL_MAX))?;
-    socket.set_write_timeout(Some(CALL_MAX))?;
+/// A socket whose reads and writes all end by one deadline, however little each of them brings.
+struct Timed {
+    socket: TcpStream,
+    deadline: Instant,
+}
+
+impl Timed {
+    fn new(socket: TcpStream, within: Duration) -> Self {
+        let deadline = now() + within;
+        Self { socket, deadline }
+    }
+
+    fn left(&self) -> std::io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(now());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        Ok(Some(left))
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.socket.set_read_timeout(self.left()?)?;
+        self.socket.read(into)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.socket.set_write_timeout(self.left()?)?;
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.socket.flush()
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "callers of the admin interface are timed outside of any runtime"
+)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn call(mut socket: Timed, state: &Arc<State>) -> std::io::Result<()> {
     let mut head = Vec::new();
     let mut piece = [0; 1024];
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -274,6 +321,26 @@ mod tests {
         }
         let head = respond(b"HEAD /config HTTP/1.1\r\n\r\n", &state);
         assert!(head.ends_with(b"\r\n\r\n"), "a HEAD has no body");
+    }
+
+    /// Aim: a caller that sends a byte now and then does not keep its place. Method: bytes without an
+    /// end, each within the time of the whole call, until the other side closes.
+    #[test]
+    fn slow_caller_is_closed_at_the_deadline_of_its_call() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        let socket = Timed::new(socket, Duration::from_millis(200));
+        let called = std::thread::spawn(move || call(socket, &State::new(String::new())));
+        let pause = Duration::from_millis(20);
+        caller.set_read_timeout(Some(pause)).unwrap();
+        let is_closed = (0..1000).any(|_| {
+            let _ = caller.write_all(b"x");
+            let read = caller.read(&mut [0; 64]);
+            !read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+        });
+        assert!(is_closed, "the caller is listened to for ever");
+        assert!(called.join().unwrap().is_err());
     }
 
     #[test]

@@ -34,7 +34,11 @@ impl Effective {
         let nvme = match &settings.nvme {
             Some(text) => byte_len("nvme", text)?,
             None if !devices.is_empty() => 0,
-            None => machine::nvme_default(&data, dram),
+            // The file itself takes of what is free, and opens with its own length only.
+            None => match data.join(DEVICE_FILE).metadata() {
+                Ok(file) if file.len() > 0 => file.len(),
+                _ => machine::nvme_default(&data, dram),
+            },
         };
         let metrics = match settings.metrics.as_deref().unwrap_or(METRICS) {
             "off" => None,

@@ -99,8 +99,22 @@ impl SettingsError {
 
 const PREFIX: &str = "TERRACE_";
 
-/// Variables that other programs of the project read.
-const FOREIGN: [&str; 3] = ["TERRACE_ADDR", "TERRACE_NAMESPACE", "TERRACE_TRACES"];
+/// Variables that other programs and the tests of the project read.
+const FOREIGN: [&str; 8] = [
+    "TERRACE_ADDR",
+    "TERRACE_NAMESPACE",
+    "TERRACE_TRACES",
+    "TERRACE_SIM_SEED",
+    "TERRACE_SIM_SEEDS",
+    "TERRACE_CUT",
+    "TERRACE_CUTS",
+    "TERRACE_KILLS",
+];
+
+/// Whether Kubernetes sets a variable in every container beside a Service named `terrace`.
+fn is_of_service(field: &str) -> bool {
+    field == "PORT" || field.starts_with("PORT_") || field.starts_with("SERVICE_")
+}
 
 /// The names of all fields, as a config file and, in capitals, the environment have them.
 const FIELDS: [&str; 16] = [
@@ -144,7 +158,8 @@ impl Settings {
             let Some(field) = name.strip_prefix(PREFIX) else {
                 continue;
             };
-            if FOREIGN.contains(&name.as_str()) || field == "CONFIG" || field == "LOG" {
+            let is_foreign = FOREIGN.contains(&name.as_str()) || is_of_service(field);
+            if is_foreign || field == "CONFIG" || field == "LOG" {
                 continue;
             }
             settings.set(&name, &field.to_ascii_lowercase(), value)?;

@@ -154,6 +154,49 @@ fn sources_are_taken_by_strength() {
     }
 }
 
+/// Aim: a node of defaults finds its file again, whatever is free by then. Method: a file of a length
+/// that no default has.
+#[test]
+fn file_that_is_there_keeps_its_length_without_settings() {
+    let folder = Folder::new("length");
+    let data = folder.0.join("terrace-data");
+    std::fs::create_dir_all(&data).unwrap();
+    let file = std::fs::File::create(data.join("blocks.nvme")).unwrap();
+    file.set_len(257 << 20).unwrap();
+    let output = node(&folder.0).arg("--check").output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(shown.contains("\nnvme = 269484032\n"), "{shown}");
+}
+
+/// Aim: variables that are not the node's do not keep it from its start: those of a Kubernetes
+/// Service named terrace, and those of tests.
+#[test]
+fn variables_of_others_are_passed_over() {
+    let folder = Folder::new("variables");
+    let output = node(&folder.0)
+        .arg("--check")
+        .envs([
+            ("TERRACE_SERVICE_HOST", "10.0.0.1"),
+            ("TERRACE_SERVICE_PORT", "7440"),
+            ("TERRACE_SERVICE_PORT_CLIENTS", "7440"),
+            ("TERRACE_PORT", "tcp://10.0.0.1:7440"),
+            ("TERRACE_PORT_7440_TCP_ADDR", "10.0.0.1"),
+            ("TERRACE_SIM_SEED", "1"),
+            ("TERRACE_SIM_SEEDS", "1"),
+            ("TERRACE_CUT", "all"),
+            ("TERRACE_CUTS", "all"),
+            ("TERRACE_KILLS", "1"),
+        ])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    for name in ["TERRACE_PORTS", "TERRACE_SERVICES"] {
+        let output = node(&folder.0).arg("--check").env(name, "1").output();
+        assert_refused(name, &output.unwrap(), &[name]);
+    }
+}
+
 #[test]
 fn node_without_settings_checks_out() {
     let folder = Folder::new("bare");

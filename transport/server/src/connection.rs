@@ -25,8 +25,8 @@ use crate::outbox::{Outbox, Part};
 use crate::socket::ShardSocket;
 use crate::stream::Stream;
 
-/// Bytes that may wait to be sent before a request that adds blocks waits too. A longer block is
-/// sent all the same, one at a time.
+/// Bytes that may wait to be sent before a request that adds blocks waits too, and before the next
+/// request is taken. A longer block is sent all the same, one at a time.
 const WINDOW_LEN: usize = 8 << 20;
 
 /// Bytes that a client has to take within the time that it may stall: one that takes a byte now and
@@ -67,6 +67,8 @@ pub(crate) struct Connection {
     pub(crate) streams: RefCell<HashMap<u64, Stream>>,
     /// Leases by id: the block's length, and when they end.
     pub(crate) leases: RefCell<HashMap<LeaseId, (u32, Nanos)>>,
+    /// Prefetches that are under way.
+    pub(crate) prefetches: Rc<Cell<u32>>,
     changed: RefCell<Vec<Waker>>,
     waiting: Cell<(Waiting, Nanos)>,
     /// Since when bytes wait that the client does not take.
@@ -114,6 +116,7 @@ impl Connection {
             pins: RefCell::default(),
             streams: RefCell::default(),
             leases: RefCell::default(),
+            prefetches: Rc::default(),
             changed: RefCell::default(),
             waiting: Cell::new((Waiting::Hello, now)),
             unsent_since: Cell::new(None),
@@ -303,7 +306,8 @@ impl Connection {
         len: usize,
         encode: impl FnOnce(&mut [u8]) -> Result<usize, WireError>,
     ) {
-        if let Err(error) = self.session.borrow_mut().end(id, false, false) {
+        let ended = self.session.borrow_mut().end(id, false, false);
+        if let Err(error) = ended {
             tracing::error!(peer = %self.peer, %error, "end a request");
             self.close();
         }
@@ -328,7 +332,8 @@ impl Connection {
 
     fn refuse_with(&self, id: u64, verb_number: u8, code: ErrorCode, argument: u64, text: &str) {
         self.host.count(|counters| counters.requests_refused += 1);
-        if let Err(error) = self.session.borrow_mut().end(id, true, false) {
+        let ended = self.session.borrow_mut().end(id, true, false);
+        if let Err(error) = ended {
             tracing::error!(peer = %self.peer, %error, "refuse a request");
             self.close();
         }
@@ -441,6 +446,13 @@ impl Connection {
             .await;
     }
 
+    /// Waits until all that was queued is sent.
+    pub(crate) async fn all_sent(self: &Rc<Self>) {
+        self.flush().await;
+        self.until(|connection| connection.outbox.borrow().is_empty())
+            .await;
+    }
+
     /// Waits until all is answered and sent.
     pub(crate) async fn finished(self: &Rc<Self>) {
         self.flush().await;
@@ -454,6 +466,11 @@ impl Connection {
     /// Whether nothing of it is under way or waits to be sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.session.borrow().under_way() == 0 && self.outbox.borrow().is_empty()
+    }
+
+    /// Whether its client relies on it though nothing is under way.
+    fn holds_something(&self) -> bool {
+        !self.pins.borrow().is_empty() || !self.leases.borrow().is_empty()
     }
 
     async fn until(&self, holds: impl Fn(&Self) -> bool) {
@@ -517,7 +534,11 @@ impl Connection {
         let span = now.since(since);
         match waiting {
             Waiting::Hello | Waiting::Rest if span > config.stall_max => Some(Overdue::Stalled),
-            Waiting::Frame if span > config.silence_max && self.is_idle() => Some(Overdue::Silent),
+            Waiting::Frame if span > config.silence_max => {
+                // What it holds ends by itself, so this does too.
+                let is_silent = self.is_idle() && !self.holds_something();
+                is_silent.then_some(Overdue::Silent)
+            }
             _ => None,
         }
     }
@@ -542,6 +563,6 @@ pub(crate) enum Overdue {
     SlowReader,
     /// A frame does not go on.
     Stalled,
-    /// Nothing came, and nothing is under way.
+    /// Nothing came, and nothing is under way or held.
     Silent,
 }

@@ -19,6 +19,9 @@ use crate::{get, leases, list, pins, put, stream};
 /// Keys of a request that are looked at before other tasks of the thread run.
 const KEYS_IN_A_ROW: usize = 512;
 
+/// Prefetches of a connection that are under way at once. More are not begun: they are hints.
+const PREFETCHES_MAX: u32 = 16;
+
 /// Takes a request on. When this returns its values are read, and it is answered or goes on in a
 /// task of its own.
 pub(crate) async fn request(
@@ -333,6 +336,11 @@ fn prefetch(
     statuses: &[KeyStatus],
     told: &RequestHead,
 ) {
+    let under_way = Rc::clone(&connection.prefetches);
+    if under_way.get() >= PREFETCHES_MAX {
+        return;
+    }
+    under_way.set(under_way.get() + 1);
     let there = keys
         .iter()
         .zip(statuses)
@@ -343,6 +351,7 @@ fn prefetch(
     let (engine, context) = (connection.host.engine.clone(), told.context);
     connection.shard().spawn(Box::pin(async move {
         engine.prefetch(&keys, budget, &context).await.await;
+        under_way.set(under_way.get() - 1);
     }));
 }
 

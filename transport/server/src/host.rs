@@ -16,7 +16,7 @@ use terrace_runtime::{Mailbox, MailboxSender};
 use terrace_types::Nanos;
 use terrace_types::limits::BLOCK_LEN_MAX;
 use terrace_wire::limits::{BATCH_MAX, VERSION};
-use terrace_wire::{ErrorCode, Features, GoodbyeReason, NodeTerms, Security};
+use terrace_wire::{ErrorCode, Features, FrameLimits, GoodbyeReason, NodeTerms, Security};
 
 use crate::config::{CREDIT_BYTES, LIMITS, ServerConfig};
 use crate::connection::{Connection, Overdue};
@@ -245,6 +245,11 @@ impl Host {
     async fn drain(&self, close_ms: u32) {
         self.draining.set(true);
         for connection in self.all() {
+            if connection.session.borrow().frame_limits() == FrameLimits::BEFORE_HELLO {
+                // Before the answer to its hello a client takes no other frame.
+                connection.close();
+                continue;
+            }
             //= docs/wire-protocol.md#WP-15
             connection.session.borrow_mut().drain();
             connection.say_goodbye(GoodbyeReason::Draining, close_ms);

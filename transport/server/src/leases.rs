@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use terrace_engine::{LeaseId, Lookup, Tier};
+use terrace_engine::{LeaseId, Lookup, Tier, UnavailableReason};
 use terrace_wire::{KeyEntry, KeyStatus, LeaseRecord, Records, RequestHead, Verb};
 
 use crate::connection::{Connection, Ticket};
@@ -14,6 +14,9 @@ use crate::socket::before;
 /// Bytes of a lease record.
 const RECORD_LEN: usize = 24;
 
+/// Leases that a connection may have: many of one block take no more pinned bytes than one.
+const LEASES_MAX: usize = 4096;
+
 const fn none(status: KeyStatus) -> LeaseRecord {
     LeaseRecord {
         status,
@@ -21,6 +24,10 @@ const fn none(status: KeyStatus) -> LeaseRecord {
         block_len: 0,
         duration_ms: 0,
     }
+}
+
+fn has_all_leases(connection: &Connection) -> bool {
+    connection.leases.borrow().len() >= LEASES_MAX
 }
 
 /// How long a lease is granted for.
@@ -61,6 +68,10 @@ async fn lease_one(
     if let Some(status) = over.or_else(|| ticket.is_over(connection.host.now())) {
         return none(status);
     }
+    let limit = KeyStatus::Unavailable(UnavailableReason::PinLimit);
+    if has_all_leases(connection) {
+        return none(limit);
+    }
     let shard = connection.shard();
     let span = duration(connection, told);
     let options = get_options(*hint, told.context);
@@ -77,6 +88,11 @@ async fn lease_one(
     if connection.is_closed() {
         shard.release(lease.id);
         return none(KeyStatus::Cancelled);
+    }
+    // Other requests may have taken the last ones meanwhile.
+    if has_all_leases(connection) {
+        shard.release(lease.id);
+        return none(limit);
     }
     connection
         .leases

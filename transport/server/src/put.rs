@@ -153,7 +153,8 @@ pub(crate) async fn commit(
         } = filled;
         let commit = shard.commit(&key, writer, checksum, &options);
         let outcome = before(shard.runtime(), deadline, commit).await;
-        // It is published at once; what took longer than it may is to make it durable.
+        // It is published at once; what took longer than it may is to make it durable. One that
+        // existed already is told as stored, not durable, too: no more is known of either.
         let late = KeyStatus::Stored { durable: false };
         answer.set(at, outcome.map_or(late, Into::into));
     };

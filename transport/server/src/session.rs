@@ -14,8 +14,12 @@ use crate::connection::{Connection, Waiting};
 use crate::dispatch;
 use crate::values::{Frames, skip};
 
-/// Frames after which other tasks of the thread run.
+/// Frames after which other tasks of the thread run. A body counts for as many more as its length
+/// is worth.
 const FRAMES_IN_A_ROW: u32 = 32;
+
+/// Bytes of a body that take about as long as a short frame.
+const FRAME_WORTH: u32 = 4096;
 
 /// Bytes that are thrown away behind an error, so that it arrives before the connection is reset.
 const LINGER_LEN_MAX: usize = 1 << 20;
@@ -105,7 +109,8 @@ pub(crate) async fn serve(
 /// Sends what waits, and then reads to nowhere: closing with bytes unread would reset the
 /// connection, and the error with it.
 async fn linger(connection: &Rc<Connection>, frames: &mut Frames) {
-    connection.flush().await;
+    connection.wait_for(Waiting::Not);
+    connection.all_sent().await;
     connection.finish_sending();
     connection.wait_for(Waiting::Hello);
     let mut scratch = [0; 4096];
@@ -228,6 +233,11 @@ fn check_token(connection: &Connection, hello: &ClientHello<'_>) -> Result<(), E
 async fn requests(connection: &Rc<Connection>, frames: &mut Frames) -> Result<(), End> {
     let mut in_a_row = 0;
     loop {
+        // Credit comes back with each reply that is queued, so it does not bound what waits.
+        connection.room().await;
+        if connection.is_closed() {
+            return Err(End::Gone);
+        }
         let head = next_head(connection, frames).await?;
         let incoming = connection.session.borrow_mut().on_head(&head)?;
         connection
@@ -257,7 +267,7 @@ async fn requests(connection: &Rc<Connection>, frames: &mut Frames) -> Result<()
             }
             Incoming::Hello => return Err(End::Gone),
         }
-        in_a_row += 1;
+        in_a_row += 1 + head.body_len / FRAME_WORTH;
         if in_a_row >= FRAMES_IN_A_ROW {
             in_a_row = 0;
             connection.flush().await;
@@ -282,5 +292,7 @@ async fn pass_over(
 ) -> Result<(), End> {
     frames.consume(FRAME_HEAD_LEN);
     let len = u64::from(head.body_len) + u64::from(head.values_len);
-    skip(connection, frames, len).await
+    skip(connection, frames, len).await?;
+    connection.wait_for(Waiting::Not);
+    Ok(())
 }

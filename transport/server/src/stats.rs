@@ -46,7 +46,7 @@ counters! {
     put_values: "terrace_server_put_values_total",
     /// Keys that belong to another shard.
     wrong_shard: "terrace_server_wrong_shard_total",
-    /// Entries answered as timed out.
+    /// Entries of gets answered as timed out.
     timed_out: "terrace_server_timed_out_total",
     /// Frames sent.
     frames_sent: "terrace_server_frames_sent_total",

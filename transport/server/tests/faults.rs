@@ -13,8 +13,8 @@ use terrace_engine::{Engine, EngineConfig, HugepageMode, block_on};
 use terrace_server::{Server, ServerConfig};
 use terrace_types::{Checksum, Hint};
 use terrace_wire::{
-    ErrorCode, Facts, GetEntry, KeyStatus, Options, PutEntry, PutPart, Reply, RequestHead,
-    StreamEnd, Verb, request,
+    ErrorCode, Facts, GetEntry, KeyStatus, ListRequest, Options, PutEntry, PutPart, Reply,
+    RequestHead, StreamEnd, Verb, request,
 };
 
 const STORED: KeyStatus = KeyStatus::Stored { durable: false };
@@ -288,6 +288,63 @@ fn client_that_does_not_read_stalls_nobody() {
     });
 }
 
+/// Aim: replies that nobody reads are bounded, also those without blocks. Method: a client asks for
+/// lists, each far longer than its request, and reads none; the node stops to take its requests.
+#[test]
+fn client_that_does_not_read_its_lists_is_not_listened_to() {
+    let (_engine, server) = start_with(ServerConfig {
+        stall_max: Duration::from_secs(2),
+        ..ServerConfig::default()
+    });
+    let mut client = PlainClient::connect(server.address(), None, "m");
+    for number in 0..128_u16 {
+        let key = [number as u8 + 1; 512];
+        assert_eq!(client.put(&[(&key, b"value")], Options::NONE), [STORED]);
+    }
+    let observer = server.observer();
+    let before = block_on(observer.counters()).requests;
+    let mut out = vec![0; 4096];
+    let list = ListRequest {
+        cursor: 0,
+        prefix: b"",
+    };
+    let first = client.session.next_id();
+    for id in (first..).step_by(2).take(8192) {
+        let told = RequestHead::default();
+        let len = request::encode_list(id, &told, &list, &mut out).unwrap();
+        if client.socket.write_all(&out[..len]).is_err() {
+            break;
+        }
+    }
+    until("its end", || block_on(observer.counters()).closed_slow == 1);
+    // Of 65 KiB each: a window, the kernel's buffers, and what may be under way.
+    let replies_max = (8 << 20) / (64 << 10) + (16 << 20) / (64 << 10) + 128;
+    let taken = block_on(observer.counters()).requests - before;
+    assert!(taken <= replies_max, "{taken} lists were answered");
+}
+
+/// Aim: the error that ends a connection arrives, also behind a reply that the client is slow to
+/// read. Method: a get of more than the kernel's buffers take, then a broken frame, then reading.
+#[test]
+fn last_error_arrives_behind_what_waits() {
+    let (_engine, server) = start();
+    let bytes = value(1, (8 << 20) - 4096);
+    let mut client = PlainClient::connect(server.address(), None, "m");
+    assert_eq!(client.put(&[(b"k", &bytes)], Options::NONE), [STORED]);
+    let observer = server.observer();
+    client.begin_get(&[GetEntry::whole(b"k", Hint::default())]);
+    client.socket.write_all(&[0; 64]).unwrap();
+    until("the error", || {
+        block_on(observer.counters()).closed_malformed == 1
+    });
+    let frame = read_frame(&mut client.socket).unwrap();
+    assert!(frame.values == bytes);
+    let frame = read_frame(&mut client.socket).expect("it is told why");
+    assert!(
+        matches!(frame.reply(), Reply::Error(error) if error.code == ErrorCode::MalformedFrame)
+    );
+}
+
 #[test]
 fn silent_and_stalled_connections_are_closed() {
     let (_engine, server) = start_with(ServerConfig {
@@ -452,6 +509,21 @@ fn drain_says_goodbye() {
     assert!(matches!(frame.reply(), Reply::Goodbye(_)));
     assert!(read_frame(&mut client.socket).is_none());
     assert!(TcpStream::connect(address).is_err(), "nobody listens");
+}
+
+/// Aim: a drain says nothing to a client that has not said hello: it could not tell what it is.
+#[test]
+fn drain_closes_who_has_not_said_hello() {
+    let (_engine, mut server) = start();
+    let mut mute = TcpStream::connect(server.address()).unwrap();
+    let observer = server.observer();
+    until("the connection", || {
+        block_on(observer.counters()).connections == 1
+    });
+    server.drain(Duration::from_secs(5));
+    let mut said = Vec::new();
+    let _ = mute.read_to_end(&mut said);
+    assert_eq!(said, []);
 }
 
 #[test]

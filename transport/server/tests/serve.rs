@@ -6,9 +6,10 @@ mod plain;
 
 use std::io::Write;
 use std::net::{Shutdown, TcpListener};
+use std::time::Duration;
 
 use plain::{PlainClient, value};
-use terrace_engine::{Engine, EngineConfig, HugepageMode, Tier, block_on};
+use terrace_engine::{Engine, EngineConfig, HugepageMode, Tier, UnavailableReason, block_on};
 use terrace_server::{Server, ServerConfig};
 use terrace_types::{Hint, KeyHash};
 use terrace_wire::{
@@ -230,6 +231,58 @@ fn leases_are_granted_renewed_and_released() {
     while block_on(engine.stats()).gauges.leases > 0 {
         std::thread::yield_now();
     }
+}
+
+/// Aim: a client cannot make the node keep leases without end. Method: more of one block than a
+/// connection may have, in one request.
+#[test]
+fn leases_of_a_connection_are_bounded() {
+    let (engine, server) = start(64, 1);
+    let mut client = PlainClient::connect(server.address(), None, "m");
+    client.put(&[(b"k", &[1; 4096])], Options::NONE);
+    let told = RequestHead {
+        argument: 60_000,
+        ..RequestHead::default()
+    };
+    client.begin_keys(Verb::Lease, &[&b"k"[..]; 4100], &told);
+    let frame = client.frame();
+    let Reply::Leases(_, leases) = frame.reply() else {
+        panic!("no leases but {:?}", frame.reply());
+    };
+    let statuses: Vec<_> = leases.iter().map(|lease| lease.status).collect();
+    assert_eq!(statuses[..4096], [KeyStatus::Hit(Tier::Dram); 4096]);
+    let refused = KeyStatus::Unavailable(UnavailableReason::PinLimit);
+    assert_eq!(statuses[4096..], [refused; 4]);
+    assert_eq!(block_on(engine.stats()).gauges.leases, 4096);
+}
+
+/// Aim: a client that holds a pin or a lease may be silent. Method: two that hold something and one
+/// that does not, which is closed; by then the others were silent for longer.
+#[test]
+fn silent_clients_that_hold_something_are_not_closed() {
+    let config = ServerConfig {
+        silence_max: Duration::from_millis(200),
+        ..ServerConfig::default()
+    };
+    let (engine, server) = start_with(engine(64, 1), config);
+    let told = RequestHead {
+        argument: 60_000,
+        ..RequestHead::default()
+    };
+    let mut holders = [Verb::Pin, Verb::Lease].map(|verb| {
+        let mut client = PlainClient::connect(server.address(), None, "m");
+        client.put(&[(b"k", &[1; 4096])], Options::NONE);
+        client.begin_keys(verb, &[b"k"], &told);
+        client.frame();
+        client
+    });
+    let mut idle = PlainClient::connect(server.address(), None, "m");
+    let frame = plain::read_frame(&mut idle.socket).expect("it is told why");
+    assert!(matches!(frame.reply(), Reply::Goodbye(_)));
+    assert_eq!(block_on(engine.stats()).gauges.leases, 1);
+    let hit = KeyStatus::Hit(Tier::Dram);
+    assert_eq!(holders[0].of_keys(Verb::Unpin, &[b"k"]), [hit]);
+    assert_eq!(holders[1].of_keys(Verb::Exists, &[b"k"]), [hit]);
 }
 
 #[test]
