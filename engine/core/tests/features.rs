@@ -4,7 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+#[path = "files/scratch.rs"]
+mod scratch;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,24 +16,7 @@ use terrace_engine::{
     Namespace, NamespaceOptions, NvmeConfig, PutItem, PutOptions, RequestContext, Tier, block_on,
 };
 
-const CLOSE: Duration = Duration::from_secs(60);
-
-/// A file of a test's own, removed when the test ends.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let _ = std::fs::remove_file(&path);
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
+use scratch::{CLOSE, Scratch};
 
 fn config(shards: usize, file: Option<&Scratch>) -> EngineConfig {
     let nvme = file.map_or_else(NvmeConfig::default, |file| NvmeConfig {

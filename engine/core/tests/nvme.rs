@@ -4,34 +4,18 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
-use std::time::Duration;
+#[path = "files/scratch.rs"]
+mod scratch;
 
 use terrace_engine::{
     BlockKey, Durability, Engine, EngineConfig, GetOptions, HugepageMode, Lookup, Namespace,
     NvmeConfig, Placement, PutOptions, PutOutcome, RegisteredRegion, Tier, block_on,
 };
 
+use scratch::{CLOSE, Scratch};
+
 const STORED: PutOutcome = PutOutcome::Stored { durable: false };
 const DURABLE: PutOutcome = PutOutcome::Stored { durable: true };
-const CLOSE: Duration = Duration::from_secs(60);
-
-/// A file of a test's own, removed when the test ends.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let _ = std::fs::remove_file(&path);
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
 
 fn config(dram_mib: u64, file: &Scratch, file_mib: u64) -> EngineConfig {
     EngineConfig {

@@ -31,7 +31,7 @@ pub struct NamespaceOptions {
     /// [`terrace_types::RequestContext::priority`] raises single blocks above it.
     pub priority: u8,
     /// How long a block is served after its put; `None` for ever. After a restart, and when it
-    /// is set, the time begins anew for the blocks there are.
+    /// is changed, the time begins anew for the blocks there are.
     pub ttl: Option<Duration>,
 }
 

@@ -17,7 +17,7 @@ impl Engine {
     /// that is not allowed, [`Error::TooManyNamespaces`]; [`Error::ShardStart`] for a shard that
     /// does not answer: the others have the new rules.
     pub async fn set_namespace(&self, name: &str, options: NamespaceOptions) -> Result<(), Error> {
-        {
+        let namespace = {
             let mut rules = self
                 .inner
                 .rules
@@ -29,9 +29,10 @@ impl Engine {
                 None => wanted.push((name.to_owned(), options)),
             }
             validate_namespaces(self.config(), &wanted)?;
+            let namespace = self.namespace(name)?;
             *rules = wanted;
-        }
-        let namespace = self.namespace(name)?;
+            namespace
+        };
         for shard in 0..self.shards() {
             let set = self.call(shard, move |shard, reply| {
                 Reply(reply).now(shard.set_namespace(namespace, &options))

@@ -43,11 +43,8 @@ impl Announced {
         self.0.push_back((request, by));
     }
 
-    fn place(&self, request: Request, by: Option<By>) -> Option<usize> {
-        let is_it = |(known, known_by): &(Request, By)| {
-            *known == request && by.is_none_or(|by| by == *known_by)
-        };
-        self.0.iter().position(is_it)
+    fn place(&self, request: Request) -> Option<usize> {
+        self.0.iter().position(|(known, _)| *known == request)
     }
 }
 
@@ -91,16 +88,19 @@ impl Shard {
         let Some(request) = request_of(told).filter(|_| self.unavailable().is_none()) else {
             return;
         };
+        let mut state = self.state.borrow_mut();
+        match state.announced.place(request) {
+            Some(at) => {
+                let by = std::mem::replace(&mut state.announced.0[at].1, By::Lookup);
+                if by == By::Caller {
+                    return;
+                }
+            }
+            None => state.announced.note(request, By::Lookup),
+        }
         let accesses = pairs().map(|(key, options)| self.access(key.hash(), 0, options));
         let accesses: Vec<Access> = accesses.collect();
-        let mut state = self.state.borrow_mut();
-        match state.announced.place(request, Some(By::Caller)) {
-            Some(at) => state.announced.0[at].1 = By::Lookup,
-            None => {
-                state.announced.note(request, By::Lookup);
-                state.policy.on_request(&accesses);
-            }
-        }
+        state.policy.on_request(&accesses);
     }
 
     /// Announces a batch of puts, when their options tell a chain.
@@ -114,15 +114,16 @@ impl Shard {
         let Some(request) = request_of(told).filter(|_| self.unavailable().is_none()) else {
             return;
         };
+        let mut state = self.state.borrow_mut();
+        if let Some(at) = state.announced.place(request) {
+            state.announced.0.remove(at);
+            return;
+        }
         let accesses = blocks.iter().map(|(key, len, options)| {
             let len = u32::try_from(*len).unwrap_or(u32::MAX);
             self.access(key.hash(), len, &options.told())
         });
         let accesses: Vec<Access> = accesses.collect();
-        let mut state = self.state.borrow_mut();
-        match state.announced.place(request, None) {
-            Some(at) => drop(state.announced.0.remove(at)),
-            None => state.policy.on_request(&accesses),
-        }
+        state.policy.on_request(&accesses);
     }
 }

@@ -310,7 +310,8 @@ impl State {
             self.counters.below_declined += 1;
             return false;
         }
-        self.fits_below(block, shard, tier) && tier.admit(len)
+        // The budget first: own blocks are not given up for a write that it declines.
+        tier.admit(len) && self.fits_below(block, shard, tier)
     }
 
     /// Marks a block as on its way down and queues it for the writer.

@@ -31,9 +31,10 @@ impl Shard {
             return None;
         }
         let state = self.state.borrow();
+        state.tenants.look_at_clock(self.now.get());
         let epoch = state.epochs.of(key.namespace())?;
         let block = state.index.find(key, epoch)?;
-        Some(state.index.record(block).len)
+        (!state.is_expired(block)).then(|| state.index.record(block).len)
     }
 
     /// What is known of a block. As [`Shard::exists`] it moves, pins and renews nothing.
@@ -43,8 +44,10 @@ impl Shard {
             return Lookup::Unavailable(reason);
         }
         let state = self.state.borrow();
+        state.tenants.look_at_clock(self.now.get());
         let epoch = state.epochs.of(key.namespace());
-        let Some(block) = epoch.and_then(|ns| state.index.find(key, ns)) else {
+        let block = epoch.and_then(|ns| state.index.find(key, ns));
+        let Some(block) = block.filter(|block| !state.is_expired(*block)) else {
             return Lookup::Miss;
         };
         let record = state.index.record(block);
@@ -58,7 +61,8 @@ impl Shard {
                 in_dram,
                 on_nvme: record.below().is_some(),
                 pinned: record.pins > 0,
-                leased: state.leases.values().any(|(leased, _)| *leased == block),
+                leased: record.pins > 0
+                    && state.leases.values().any(|(leased, _)| *leased == block),
             },
         }
     }

@@ -46,9 +46,13 @@ impl Shard {
         let Some(epoch) = state.epochs.of(namespace) else {
             return Ok((Vec::new(), None));
         };
+        state.tenants.look_at_clock(self.now.get());
         let mut blocks = Vec::new();
         let step = state.index.scan(place, STEP_NUMBERS);
         for (block, record) in step.filter(|(_, record)| record.namespace() == epoch) {
+            if state.is_expired(block) {
+                continue;
+            }
             let key = state.index.key_of(record);
             if key.starts_with(prefix) {
                 let in_dram = record.slot().is_some();

@@ -5,7 +5,8 @@
 //!   `prefetch_ratio_max` of DRAM, and so are their blocks when DRAM has a cap in blocks. One
 //!   block is always granted.
 //! - Reads begin in the order of the chain; what was begun ends, whoever goes away.
-//! - No block of the same chain, and none that was read ahead and not used, goes for it.
+//! - No block of the same chain, and none that was read ahead and not used, goes for it; what the
+//!   watermark asks the writer for follows the policy alone.
 //!
 //! A lookup that finds its block being read ahead joins that read, and has it go on as its own.
 

@@ -95,6 +95,10 @@ impl State {
             return true;
         };
         let bytes = len.next_multiple_of(terrace_types::limits::SLOT_ALIGN);
+        // A block from before the quota may be longer: nothing is given up for it in vain.
+        if bytes > self.tenants.block_len_max(namespace) {
+            return false;
+        }
         while !self.tenants.fits_dram(namespace, bytes) {
             if !self.may_begin_demotion() {
                 return false;
@@ -157,6 +161,9 @@ impl State {
         shard: usize,
         tier: &NvmeTier,
     ) -> bool {
+        if !self.tenants.may_hold_nvme(namespace, bytes) {
+            return false;
+        }
         while !self.tenants.fits_nvme(namespace, bytes) {
             let Some(block) = self.own_below(namespace) else {
                 return false;
@@ -182,13 +189,11 @@ impl State {
                 record.below().is_some() && record.pins == 0 && (idle || !only_idle)
             };
             let (found, next) = self.next_of(namespace, can_go);
-            if let Some(block) = found {
+            if found.is_some() || !only_idle {
                 self.tenants.hand = next;
-                return Some(block);
+                return found;
             }
         }
-        let (_, next) = self.next_of(namespace, |_| false);
-        self.tenants.hand = next;
         None
     }
 

@@ -157,6 +157,11 @@ impl Tenants {
         held.saturating_add(bytes) <= self.rules_of(namespace).nvme_quota
     }
 
+    /// Whether its quota on the devices has room for so many bytes of a namespace at all.
+    pub(super) fn may_hold_nvme(&self, namespace: u16, bytes: u64) -> bool {
+        bytes <= self.rules_of(namespace).nvme_quota
+    }
+
     /// The longest block of a namespace that its quota has room for, in bytes.
     pub(super) fn block_len_max(&self, namespace: u16) -> u64 {
         self.rules_of(namespace).dram_quota / SLOT_ALIGN * SLOT_ALIGN
@@ -235,13 +240,19 @@ impl State {
         if tenants.rules.len() <= at {
             tenants.rules.resize(at + 1, Rules::NONE);
         }
+        let before = tenants.rules[at];
+        let ttl = u32::try_from(tenths).unwrap_or(u32::MAX);
         tenants.rules[at] = Rules {
             dram_quota: share(options.dram_quota_bytes),
             nvme_quota: share(options.nvme_quota_bytes),
             floor: options.dram_floor_bytes / shards,
             priority: options.priority,
-            ttl: u32::try_from(tenths).unwrap_or(u32::MAX),
-            since: tenants.now.get(),
+            ttl,
+            since: if before.ttl == ttl {
+                before.since
+            } else {
+                tenants.now.get()
+            },
         };
         tenants.active = true;
         tenants.has_lifetimes = tenants.rules.iter().any(|rules| rules.ttl > 0);

@@ -301,6 +301,10 @@ fn block_past_its_lifetime_is_a_miss_and_stays_one() {
         world.shard.tick();
         let first = world.key("brief", 1);
         assert_eq!(world.shard.exists(&first), Lookup::Miss, "a probe sees it");
+        assert_eq!(world.shard.stat(&first), Lookup::Miss, "so does a stat");
+        assert_eq!(world.shard.len_of(&first), None);
+        let (listed, _) = world.shard.list(first.namespace(), b"", 0).unwrap();
+        assert_eq!(listed.len(), 1, "and a list: {listed:?}");
         assert_eq!(held(&world, "brief").blocks, 2, "and moves nothing");
         assert!(!is_there(&world, "brief", 1).await);
         assert!(is_there(&world, "brief", 2).await && is_there(&world, "lasting", 1).await);
@@ -324,4 +328,66 @@ fn block_past_its_lifetime_is_a_miss_and_stays_one() {
         assert!(!is_there(&again, "brief", 2).await);
         assert!(is_there(&again, "brief", 1).await && is_there(&again, "lasting", 1).await);
     });
+}
+
+#[test]
+fn block_longer_than_the_quota_below_makes_no_other_go() {
+    let narrow = NamespaceOptions {
+        nvme_quota_bytes: Some(4 * GRANULES),
+        ..NamespaceOptions::default()
+    };
+    let spec = Spec {
+        namespaces: rules(&[("narrow", narrow)]),
+        ..Spec::default()
+    };
+    let sim = Sim::new(4);
+    let world = open(&sim, &spec);
+    let durable = PutOptions {
+        durability: Durability::Durable,
+        ..PutOptions::default()
+    };
+    sim.run(async {
+        for number in 0..4 {
+            put_as(&world, "narrow", number, &durable).await;
+        }
+        assert_eq!(held(&world, "narrow").nvme_bytes, 4 * GRANULES);
+        let key = world.key("narrow", 9);
+        let put = world.shard.put(&key, &[1; 5 * LEN], &durable).await;
+        assert_eq!(put, PutOutcome::Stored { durable: false });
+        assert_eq!(held(&world, "narrow").nvme_bytes, 4 * GRANULES);
+        assert_eq!(world.shard.stats().counters.quota_below_evictions, 0);
+        world.sleep(Duration::from_secs(1)).await;
+    });
+    sim.run(world.sleep(Duration::from_secs(1)));
+    world.check_idle("a quota below");
+}
+
+#[test]
+fn rules_changed_beside_a_lifetime_let_it_go_on() {
+    let brief = NamespaceOptions {
+        ttl: Some(Duration::from_secs(5)),
+        ..NamespaceOptions::default()
+    };
+    let spec = Spec {
+        namespaces: rules(&[("brief", brief)]),
+        ..Spec::default()
+    };
+    let sim = Sim::new(5);
+    let world = open(&sim, &spec);
+    sim.run(async {
+        put(&world, "brief", 1).await;
+        world.sleep(Duration::from_secs(3)).await;
+        world.shard.tick();
+        let namespace = world.key("brief", 1).namespace();
+        let raised = NamespaceOptions {
+            priority: 1,
+            ..brief
+        };
+        world.shard.set_namespace(namespace, &raised).unwrap();
+        world.sleep(Duration::from_secs(3)).await;
+        world.shard.tick();
+        assert!(!is_there(&world, "brief", 1).await);
+    });
+    sim.run(world.sleep(Duration::from_secs(1)));
+    world.check_idle("changed rules");
 }

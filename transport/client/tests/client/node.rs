@@ -174,6 +174,8 @@ pub(crate) struct Session<'a> {
     pub(crate) shard: u32,
     pub(crate) names: HashMap<u16, String>,
     held: Vec<Vec<u8>>,
+    /// A goodbye follows the reply under way: decided before the reply lets the test go on.
+    says_goodbye: bool,
     pub(crate) pins: usize,
 }
 
@@ -186,6 +188,7 @@ impl<'a> Session<'a> {
             shard: 0,
             names: HashMap::new(),
             held: Vec::new(),
+            says_goodbye: false,
             pins: 0,
         }
     }
@@ -263,6 +266,7 @@ impl<'a> Session<'a> {
         if switches.silent.load(SeqCst) {
             return Ok(());
         }
+        self.says_goodbye = switches.goodbye.swap(false, SeqCst);
         if take(&switches.draining) {
             return self.refuse(head, ErrorCode::Draining);
         }
@@ -332,7 +336,7 @@ impl<'a> Session<'a> {
         // The session counts entries only where it is told of them; tests of it are elsewhere.
         self.state.end(head.request_id, true, false).unwrap();
         self.node.seen.answered.fetch_add(1, SeqCst);
-        if self.node.switches.goodbye.swap(false, SeqCst) {
+        if std::mem::take(&mut self.says_goodbye) {
             let goodbye = Goodbye {
                 reason: GoodbyeReason::Draining,
                 close_ms: 1000,

@@ -5,8 +5,9 @@
 //!
 //! History is worth most where requests end: the next turn of a conversation is known by the last
 //! full block of this one, and blocks before it are known with it. So ends and shared blocks
-//! outlive the others, and of these one in four is passed over: while the oldest end of a bucket is younger than the horizon, the age by
-//! which nearly all uses come, a block that is neither goes unless the end is three times as old.
+//! outlive the others, of which one in four is passed over. While the oldest end of a bucket is
+//! younger than the horizon, the age by which nearly all uses come, a block that is neither goes
+//! unless the end is three times as old.
 //!
 //! **Invariants**
 //! - The ghosts of a bucket are in its first places, the one that came last first; the others are
