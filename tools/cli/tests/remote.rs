@@ -135,6 +135,41 @@ fn long_file_is_cut_into_pieces_and_comes_back_whole() {
 }
 
 #[test]
+fn block_under_the_key_of_pieces_never_hides_them() {
+    let (node, folder) = (Node::start(3), Folder::new());
+    let small = folder.write("small", b"old");
+    let big = folder.write("big", &[7; 25]);
+    run(&node, &["put", "k", &small]).is(0, &["k\tstored"]);
+    let kept = run(&node, &["put", "k", &big, "--piece", "10B"]);
+    kept.is(0, &["k\talready there as one block"]);
+    assert_eq!(run(&node, &["get", "k"]).out, b"old");
+    assert_eq!(node.store.lock().unwrap().len(), 1, "no piece was stored");
+    let put = ["put", "k", &big, "--piece", "10B", "--replace"];
+    run(&node, &put).is(0, &["k.part-00003-of-00003\tstored"]);
+    assert_eq!(run(&node, &["get", "k"]).out, [7; 25]);
+}
+
+#[test]
+fn pieces_of_two_lengths_are_named() {
+    let (node, folder) = (Node::start(2), Folder::new());
+    let path = folder.write("long", &[7; 50]);
+    run(&node, &["put", "k", &path, "--piece", "10B"]).is(0, &["of-00005"]);
+    run(&node, &["put", "k", &path, "--piece", "20B"]).is(0, &["of-00003"]);
+    run(&node, &["get", "k"]).is(2, &["key `k`: pieces of several lengths are stored"]);
+}
+
+#[test]
+fn output_that_is_no_plain_file_is_left_alone() {
+    use std::os::unix::fs::FileTypeExt;
+    let (node, folder) = (Node::start(1), Folder::new());
+    run_with(&node.address(), &["put", "k"], b"value").is(0, &[]);
+    let path = folder.path("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    run(&node, &["get", "k", "-o", &path]).is(2, &["socket: there, and no plain file"]);
+    assert!(std::fs::metadata(&path).unwrap().file_type().is_socket());
+}
+
+#[test]
 fn folder_goes_and_comes_back() {
     let (node, folder) = (Node::start(2), Folder::new());
     folder.write("in/one", b"1");
@@ -150,6 +185,7 @@ fn folder_goes_and_comes_back() {
     assert_eq!(folder.read("out/deep/two"), b"22");
     assert_eq!(folder.read("out/deep/long"), [7; 1000]);
     run(&node, &["get", "f/"]).is(2, &["give -o FOLDER"]);
+    run(&node, &["put", "s/", &folder.path("out")]).is(0, &["s/deep/two\t"]);
     run(&node, &["get", "g/", "-o", &folder.path("out")]).is(1, &["no such block"]);
     // A key that somebody chose to write elsewhere.
     run_with(&node.address(), &["put", "h/../../escaped"], b"x").is(0, &[]);
@@ -186,7 +222,7 @@ fn keys_are_told_one_by_one_and_the_exit_code_is_the_worst() {
 fn each_way_to_fail_has_its_exit_code_and_one_line() {
     let (node, folder) = (Node::start(1), Folder::new());
     let empty = folder.write("empty", b"");
-    let token = folder.write("token", b" secret\n");
+    let token = folder.write("token", b" secret\nWhat the token is for.\n");
     for (args, wrong) in [
         (&["put", "k", "no such file"][..], "no such file: "),
         (&["put", "k", &empty], "an empty file"),

@@ -9,6 +9,7 @@ use terrace_types::{
 use terrace_wire::{NamespaceNumber, Options, RequestHead};
 
 use crate::config::{ClientConfig, check_deadline};
+use crate::connection::Connection;
 use crate::error::{Cause, Error, Failure};
 use crate::fan_out::Plan;
 use crate::pool::{ClientStats, Pools};
@@ -46,11 +47,19 @@ impl CallOptions {
         self
     }
 
-    /// The head of a request of this call that is sent now.
-    pub(crate) fn head(&self, plan: Plan, number: u16, argument: u32) -> RequestHead {
+    /// The head of a request of this call that is sent now; its deadline is no longer than the node
+    /// takes.
+    pub(crate) fn head(
+        &self,
+        plan: Plan,
+        connection: &Connection,
+        number: u16,
+        argument: u32,
+    ) -> RequestHead {
+        let longest_ms = connection.terms().deadline_max_ms;
         RequestHead {
             namespace: NamespaceNumber(number),
-            deadline_ms: left_ms(plan.deadline),
+            deadline_ms: left_ms(plan.deadline).min(longest_ms),
             context: self.context,
             options: Options::NONE,
             argument,

@@ -41,6 +41,7 @@ pub struct EventBatch {
 #[derive(Debug)]
 pub struct Events {
     namespace: Namespace,
+    /// The subscription at each shard, the one that told something last behind the others.
     calls: Vec<(u32, Call)>,
 }
 
@@ -84,7 +85,7 @@ impl Namespace {
         let pools = &self.client.pools;
         let address = pools.address_of(layout, shard)?;
         let (connection, _) = pools.open(&address, Some(shard)).await?;
-        let mut head = options.head(plan, self.number, 0);
+        let mut head = options.head(plan, &connection, self.number, 0);
         // It lasts until it is dropped.
         head.deadline_ms = 0;
         let frame = Frame {
@@ -110,7 +111,10 @@ impl Events {
             let next = next_of(*shard, call, namespace.number);
             Box::pin(next)
         });
-        let (batch, ..) = select_all(waiting).await;
+        let (batch, place, rest) = select_all(waiting).await;
+        drop(rest);
+        // The first in order that has something is told: a busy one must not stay in front.
+        self.calls.rotate_left(place + 1);
         batch.map_err(|failure| namespace.client.error(failure))
     }
 }

@@ -212,8 +212,7 @@ impl Run<'_> {
         items: &[Item<Want<'_>>],
     ) -> Result<Call, Failure> {
         let (options, namespace) = (self.options, self.namespace);
-        let mut head = options.head(self.plan, namespace.number, 0);
-        head.deadline_ms = head.deadline_ms.min(connection.terms().deadline_max_ms);
+        let mut head = options.head(self.plan, connection, namespace.number, 0);
         if options.bypass {
             head.options = Options::BYPASS;
         }
@@ -299,7 +298,6 @@ async fn take_value(
     let part = entry.part(record.block_len, u32::MAX);
     if part.end - part.start != record.len {
         let (len, wanted) = (record.len, part.end - part.start);
-        call.skip_values(len as usize).await?;
         return Err(Failure::protocol(format_args!(
             "{len} bytes came where {wanted} were asked for"
         )));

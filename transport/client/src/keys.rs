@@ -248,10 +248,8 @@ impl Ask<'_> {
         keys: &[BlockKey],
     ) -> Result<Call, Failure> {
         let namespace = self.namespace;
-        let mut head = self
-            .options
-            .head(self.plan, namespace.number, self.argument);
-        head.deadline_ms = head.deadline_ms.min(connection.terms().deadline_max_ms);
+        let (options, argument) = (self.options, self.argument);
+        let head = options.head(self.plan, connection, namespace.number, argument);
         let (verb, hint) = (self.verb, self.options.hint);
         let frame = Frame {
             verb,

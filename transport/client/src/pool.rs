@@ -243,15 +243,18 @@ impl Pools {
             if let Some(pool) = known.pool(layout.generation, shard) {
                 pool.attempts.note(opened.as_ref().map(drop));
             }
-            drop(known);
-            drop(opening);
             let (connection, hello) = opened?;
-            let mut known = self.known();
             if known.install(&hello).generation != layout.generation {
                 return Err(Failure::moved());
             }
             known.add(layout, Arc::clone(&connection));
-            return Ok(connection);
+            drop(known);
+            // It counts as opening until it is in the pool.
+            drop(opening);
+            // Calls that opened one at the same time all go to the one that was there first.
+            if !is_home {
+                return Ok(connection);
+            }
         }
     }
 

@@ -108,8 +108,7 @@ impl Namespace {
         plan: Plan,
         options: &CallOptions,
     ) -> Result<(), Failure> {
-        let mut head = options.head(plan, self.number, 0);
-        head.deadline_ms = head.deadline_ms.min(connection.terms().deadline_max_ms);
+        let head = options.head(plan, connection, self.number, 0);
         let frame = Frame {
             verb: Verb::Announce,
             entries: items.len(),
@@ -136,10 +135,11 @@ fn matched(reply: &Reply<'_>, plan: Plan, left: usize) -> Option<Vec<Result<bool
         return None;
     };
     let count = left.min(matched.count as usize);
-    let mut all: Vec<_> = std::iter::repeat_with(|| Ok(true)).take(count).collect();
-    if let (Some(end), true) = (matched.end, count < left) {
-        all.push(found(end, plan).map(|_| false));
-    }
-    all.resize_with(left, || Ok(false));
+    let mut all = vec![Ok(true); count];
+    // A failure says nothing of the keys behind it: they fail alike, and are asked for again with it.
+    let end = matched
+        .end
+        .map_or(Ok(false), |end| found(end, plan).map(|_| false));
+    all.resize(left, end);
     Some(all)
 }

@@ -220,8 +220,7 @@ impl Run<'_> {
         items: &[Item<Source<'_>>],
     ) -> Result<Call, Failure> {
         let (options, namespace) = (self.options, self.namespace);
-        let mut head = options.head(self.plan, namespace.number, 0);
-        head.deadline_ms = head.deadline_ms.min(connection.terms().deadline_max_ms);
+        let mut head = options.head(self.plan, connection, namespace.number, 0);
         if options.durable {
             head.options = Options::DURABLE;
         }

@@ -146,13 +146,10 @@ impl Client {
     ) -> Result<T, Failure> {
         let connection = self.pools.acquire(layout, shard, false).await?;
         let _entered = connection.enter();
-        let number = question.namespace.map(|namespace| namespace.number);
         let none = NamespaceNumber::NONE.0;
-        let argument = question.argument;
-        let mut head = question
-            .options
-            .head(question.plan, number.unwrap_or(none), argument);
-        head.deadline_ms = head.deadline_ms.min(connection.terms().deadline_max_ms);
+        let number = (question.namespace).map_or(none, |namespace| namespace.number);
+        let (options, argument) = (question.options, question.argument);
+        let head = options.head(question.plan, &connection, number, argument);
         let frame = Frame {
             verb: question.verb,
             entries: 0,
@@ -223,7 +220,8 @@ impl Listing {
     /// The next page, which may be empty; `None` at the end. Each page has the deadline of a call.
     ///
     /// # Errors
-    /// As all calls: see [`Cause`](crate::Cause). The same page may be asked for again.
+    /// As all calls: see [`Cause`](crate::Cause). The same page may be asked for again; after a
+    /// change of the shard map list anew.
     pub async fn next_page(&mut self) -> Result<Option<Vec<Listed>>, Error> {
         let client = &self.namespace.client;
         let plan = client.plan(&self.options, true)?;

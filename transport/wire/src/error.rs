@@ -1,46 +1,6 @@
 //! What is wrong with bytes that were received, or cannot be sent; and the codes of error frames.
 
-use std::fmt;
-
-/// What a field would have to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// No more than this.
-    AtMost(u64),
-    /// No less than this.
-    AtLeast(u64),
-    /// Just this.
-    Exactly(u64),
-    /// A multiple of this.
-    MultipleOf(u64),
-    /// What the words say.
-    Is(&'static str),
-}
-
-impl Limit {
-    /// Whether a value keeps it. [`Limit::Is`] is kept by none.
-    pub(crate) const fn allows(self, value: u64) -> bool {
-        match self {
-            Self::AtMost(limit) => value <= limit,
-            Self::AtLeast(limit) => value >= limit,
-            Self::Exactly(limit) => value == limit,
-            Self::MultipleOf(limit) => value.is_multiple_of(limit),
-            Self::Is(_) => false,
-        }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AtMost(limit) => write!(f, "at most {limit}"),
-            Self::AtLeast(limit) => write!(f, "at least {limit}"),
-            Self::Exactly(limit) => write!(f, "{limit}"),
-            Self::MultipleOf(limit) => write!(f, "a multiple of {limit}"),
-            Self::Is(words) => f.write_str(words),
-        }
-    }
-}
+pub use terrace_types::Limit;
 
 /// Why bytes are not a message, or a message cannot be made bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -210,18 +210,7 @@ pub fn encode<'r, R: Record<'r>>(
     records: impl IntoIterator<Item = R>,
     out: &mut [u8],
 ) -> Result<usize, WireError> {
-    let word = None;
-    encode_behind(
-        Frame {
-            verb,
-            request_id,
-            flags,
-            word,
-        },
-        head,
-        records,
-        out,
-    )
+    encode_behind((verb, None), request_id, flags, head, records, out)
 }
 
 /// Writes the frame of a list's reply, `cursor` telling where it goes on; the bytes of it.
@@ -236,18 +225,8 @@ pub fn encode_listed<'r>(
     blocks: impl IntoIterator<Item = ListedBlock<'r>>,
     out: &mut [u8],
 ) -> Result<usize, WireError> {
-    let (verb, word) = (Verb::List, Some(cursor));
-    encode_behind(
-        Frame {
-            verb,
-            request_id,
-            flags,
-            word,
-        },
-        head,
-        blocks,
-        out,
-    )
+    let verb = (Verb::List, Some(cursor));
+    encode_behind(verb, request_id, flags, head, blocks, out)
 }
 
 /// Writes a frame of events, `lost` telling how many were lost so far; the bytes of it.
@@ -262,49 +241,33 @@ pub fn encode_events<'r>(
     events: impl IntoIterator<Item = EventRecord<'r>>,
     out: &mut [u8],
 ) -> Result<usize, WireError> {
-    let (verb, word) = (Verb::Events, Some(lost));
-    encode_behind(
-        Frame {
-            verb,
-            request_id,
-            flags,
-            word,
-        },
-        head,
-        events,
-        out,
-    )
+    let verb = (Verb::Events, Some(lost));
+    encode_behind(verb, request_id, flags, head, events, out)
 }
 
-/// What the frame of a reply is, and the word between its head and its records.
-struct Frame {
-    verb: Verb,
+/// As [`encode`], with the word that a verb has between the head and the records.
+fn encode_behind<'r, R: Record<'r>>(
+    (verb, word): (Verb, Option<u64>),
     request_id: u64,
     flags: Flags,
-    word: Option<u64>,
-}
-
-fn encode_behind<'r, R: Record<'r>>(
-    reply: Frame,
     head: &ReplyHead,
     records: impl IntoIterator<Item = R>,
     out: &mut [u8],
 ) -> Result<usize, WireError> {
-    let flags = reply.flags.with(Flags::REPLY);
-    let mut frame = FrameWriter::new(reply.verb, flags, reply.request_id, out);
+    let flags = flags.with(Flags::REPLY);
+    let mut frame = FrameWriter::new(verb, flags, request_id, out);
     let body = &mut frame.body;
-    if R::NAME != reply.verb.record() {
+    if R::NAME != verb.record() {
         let limit = Limit::Is("a verb of such records");
-        let number = reply.verb.number().into();
-        body.check(reply.verb.name(), "verb", number, limit);
+        body.check(verb.name(), "verb", verb.number().into(), limit);
     }
     let count_at = head.write(body);
-    if let Some(word) = reply.word {
+    if let Some(word) = word {
         body.u64(word);
     }
     let (count, values_len) = records::write(records, body);
     let limit = Limit::AtMost(BATCH_MAX.into());
-    body.check(reply.verb.name(), "count of records", count.into(), limit);
+    body.check(verb.name(), "count of records", count.into(), limit);
     body.patch(count_at, &count.to_le_bytes());
     frame.finish(values_len)
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+pub use terrace_types::Limit;
+
 use super::FORMAT_VERSION;
 
 /// A structure of the format.
@@ -25,33 +27,6 @@ impl fmt::Display for Structure {
             Self::FrameHead => "frame head",
             Self::Footer => "footer",
         })
-    }
-}
-
-/// What a field would have to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// No more than this.
-    AtMost(u64),
-    /// No less than this.
-    AtLeast(u64),
-    /// Just this.
-    Exactly(u64),
-    /// A multiple of this.
-    MultipleOf(u64),
-    /// What the words say.
-    Is(&'static str),
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AtMost(limit) => write!(f, "at most {limit}"),
-            Self::AtLeast(limit) => write!(f, "at least {limit}"),
-            Self::Exactly(limit) => write!(f, "{limit}"),
-            Self::MultipleOf(limit) => write!(f, "a multiple of {limit}"),
-            Self::Is(words) => f.write_str(words),
-        }
     }
 }
 

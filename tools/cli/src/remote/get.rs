@@ -13,7 +13,7 @@ use terrace_client::Listed;
 use terrace_types::Lookup;
 
 use super::files;
-use super::said::{Row, say, shown};
+use super::said::{Row, print, say, shown};
 use super::{DONE, MISSING, Node, NodeArgs, REJECTED, Stop, UNAVAILABLE, progress};
 
 /// What to read.
@@ -80,14 +80,7 @@ fn block(node: &Node, key: &[u8]) -> Result<Option<Vec<u8>>, Stop> {
 }
 
 fn to_stdout(node: &Node, key: &[u8]) -> Result<u8, Stop> {
-    let mut out = io::stdout().lock();
-    let mut write = |value: &[u8]| match out.write_all(value).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Stop::usage(format!("write to stdout: {error}")))
-        }
-        _ => Ok(()),
-    };
-    copy(node, key, &mut write).map(|_| DONE)
+    copy(node, key, &mut print).map(|_| DONE)
 }
 
 /// Hands the bytes of a key to `write`, those of its pieces one after another. How many there were.
@@ -101,7 +94,7 @@ fn copy(
         return Ok(value.len() as u64);
     }
     let pieces = pieces_of(node, key)?;
-    let bar = progress(Some(pieces.iter().map(|piece| piece.len).sum()));
+    let bar = progress(pieces.iter().map(|piece| piece.len).sum());
     let len = copy_pieces(node, &pieces, &bar, write)?;
     bar.finish_and_clear();
     Ok(len)
@@ -146,26 +139,24 @@ fn pieces_of(node: &Node, key: &[u8]) -> Result<Vec<Listed>, Stop> {
     complete(key, of_key.collect())
 }
 
-/// The pieces, when none is missing.
+/// The pieces, in order of their keys, when none is missing.
 fn complete(key: &[u8], pieces: Vec<Listed>) -> Result<Vec<Listed>, Stop> {
-    let Some((_, _, count)) = pieces
-        .first()
-        .and_then(|piece| files::parse_piece(&piece.key))
-    else {
+    let count_of = |piece: &Listed| files::parse_piece(&piece.key).map(|(_, _, count)| count);
+    let Some(count) = pieces.first().and_then(count_of) else {
         return Err(missing(key));
     };
-    for number in 1..=count {
-        let wanted = files::piece_key(key, number, count);
-        if pieces.get(number as usize - 1).map(|piece| &piece.key) != Some(&wanted) {
-            return Err(missing(&wanted));
-        }
-    }
-    if pieces.len() as u64 > count {
+    if pieces.iter().any(|piece| count_of(piece) != Some(count)) {
         let line = format!(
             "key `{}`: pieces of several lengths are stored; remove those that are old",
             shown(key)
         );
         return Err(Stop::usage(line));
+    }
+    for number in 1..=count {
+        let wanted = files::piece_key(key, number, count);
+        if pieces.get(number as usize - 1).map(|piece| &piece.key) != Some(&wanted) {
+            return Err(missing(&wanted));
+        }
     }
     Ok(pieces)
 }
@@ -187,17 +178,21 @@ fn write_file(
         let line = format!("{}: names no file", path.display());
         return Err(Stop::usage(line));
     };
+    // A rename would put a file in its place.
+    if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
+        let line = format!("{}: there, and no plain file", path.display());
+        return Err(Stop::usage(line));
+    }
     let mut partial = name.to_owned();
     partial.push(format!(".{}.partial", std::process::id()));
     let partial = path.with_file_name(partial);
-    let written = File::create_new(&partial)
-        .map_err(wrong)
-        .and_then(|mut file| {
-            let mut write = |value: &[u8]| file.write_all(value).map_err(wrong);
-            let len = fill(&mut write)?;
-            fs::rename(&partial, path).map_err(wrong)?;
-            Ok(len)
-        });
+    // One that is there is another's, and stays.
+    let mut file = File::create_new(&partial).map_err(wrong)?;
+    let mut write = |value: &[u8]| file.write_all(value).map_err(wrong);
+    let written = fill(&mut write).and_then(|len| {
+        fs::rename(&partial, path).map_err(wrong)?;
+        Ok(len)
+    });
     if written.is_err() {
         // What is wrong is told already.
         drop(fs::remove_file(&partial));
@@ -210,7 +205,7 @@ fn to_folder(node: &Node, prefix: &[u8], folder: &Path) -> Result<Vec<Row>, Stop
     if all.is_empty() {
         return Err(missing(prefix));
     }
-    let bar = progress(Some(all.values().map(|block| block.len).sum()));
+    let bar = progress(all.values().map(|block| block.len).sum());
     let mut wholes: BTreeMap<Vec<u8>, Vec<Listed>> = BTreeMap::new();
     for (key, block) in all {
         let whole = files::parse_piece(&key).map_or(&key[..], |(whole, ..)| whole);
@@ -238,4 +233,21 @@ fn to_folder(node: &Node, prefix: &[u8], folder: &Path) -> Result<Vec<Row>, Stop
     }
     bar.finish_and_clear();
     Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partial_file_of_another_is_not_removed() {
+        let process = std::process::id();
+        let path = std::env::temp_dir().join(format!("terrace-get-{process}"));
+        let partial = path.with_extension(format!("{process}.partial"));
+        fs::write(&partial, b"another's").unwrap();
+        let written = write_file(&path, |_| panic!("nothing to write to"));
+        assert_eq!(written.unwrap_err().code, super::super::USAGE);
+        assert_eq!(fs::read(&partial).unwrap(), b"another's");
+        fs::remove_file(&partial).unwrap();
+    }
 }

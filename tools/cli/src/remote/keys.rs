@@ -9,8 +9,12 @@ use serde_json::json;
 use terrace_client::{BlockFacts, Error, Listed};
 use terrace_types::Lookup;
 
-use super::said::{Row, print, say};
+use super::said::{Row, print, say, shown};
 use super::{DONE, MISSING, NodeArgs, Stop, UNAVAILABLE, code_of};
+
+/// Pins are renewed so often: nodes end them after 10 minutes, and connections that are silent for 5,
+/// unless they are told otherwise.
+const RENEWAL: Duration = Duration::from_secs(30);
 
 /// Keys of blocks.
 #[derive(Args, Debug)]
@@ -206,7 +210,7 @@ pub fn prefetch(args: &SpanArgs) -> Result<u8, Stop> {
 }
 
 /// `terrace pin`; its exit code. Pins end with their connection, so it stays for as long as they are
-/// to hold.
+/// to hold, and renews them.
 ///
 /// # Errors
 /// What ends it early.
@@ -216,12 +220,49 @@ pub fn pin(args: &SpanArgs) -> Result<u8, Stop> {
     let span = Duration::from_secs(args.seconds);
     let results = node.blocks.pin(&keys, span, &node.options);
     let rows = rows(&keys, results, "pinned");
-    let has_pins = rows.iter().any(|row| row.code == DONE);
     let code = say(&rows, args.keys.node.json)?;
-    if has_pins {
-        async_io::block_on(async_io::Timer::after(span));
+    let pinned = keys.iter().zip(&rows);
+    let pinned = pinned.filter_map(|(key, row)| (row.code == DONE).then_some(*key));
+    let held = hold(pinned.collect(), span, RENEWAL, |keys, left| {
+        node.blocks.pin(keys, left, &node.options)
+    });
+    held.map(|()| code).map_err(|stop| Stop {
+        code: stop.code.max(code),
+        ..stop
+    })
+}
+
+/// Stays for `span` and pins `keys` again each `renewal` for what is left of it. One that cannot be
+/// pinned any more is given up; the others are held to the end, and then the first such is told.
+fn hold(
+    mut keys: Vec<&[u8]>,
+    span: Duration,
+    renewal: Duration,
+    pin: impl Fn(&[&[u8]], Duration) -> Vec<Result<Lookup<()>, Error>>,
+) -> Result<(), Stop> {
+    let mut lost = None;
+    let mut left = span;
+    while !left.is_zero() && !keys.is_empty() {
+        let step = left.min(renewal);
+        async_io::block_on(async_io::Timer::after(step));
+        left -= step;
+        if left.is_zero() {
+            break;
+        }
+        let rows = rows(&keys, pin(&keys, left), "pinned");
+        let (held, ended): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.code == DONE);
+        lost = lost.or(ended.into_iter().next());
+        keys.retain(|key| held.iter().any(|row| row.key == *key));
     }
-    Ok(code)
+    match lost {
+        None => Ok(()),
+        Some(Row {
+            key, code, status, ..
+        }) => {
+            let line = format!("key `{}`: pinned no longer: {status}", shown(&key));
+            Err(Stop { code, line })
+        }
+    }
 }
 
 /// `terrace ping`; its exit code.
@@ -247,4 +288,34 @@ pub fn ping(args: &PingArgs) -> Result<u8, Stop> {
     };
     print(text.as_bytes())?;
     Ok(DONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use terrace_types::Tier;
+
+    use super::*;
+
+    #[test]
+    fn pins_are_renewed_for_what_is_left_and_a_lost_one_is_told() {
+        let of = Duration::from_millis;
+        let asked = RefCell::new(Vec::new());
+        let pin = |keys: &[&[u8]], left| {
+            let place = asked.borrow().len();
+            asked.borrow_mut().push((keys.len(), left));
+            let tier = Tier::Dram;
+            let hit = Lookup::Hit { value: (), tier };
+            let answer = |key: &&[u8]| match (place, *key) {
+                (1, b"b") => Lookup::Miss,
+                _ => hit,
+            };
+            keys.iter().map(|key| Ok(answer(key))).collect()
+        };
+        let stop = hold(vec![b"a", b"b"], of(7), of(2), pin).unwrap_err();
+        assert_eq!(*asked.borrow(), [(2, of(5)), (2, of(3)), (1, of(1))]);
+        assert_eq!(stop.code, MISSING);
+        assert_eq!(stop.line, "key `b`: pinned no longer: missing");
+    }
 }

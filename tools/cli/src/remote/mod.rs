@@ -43,7 +43,7 @@ pub struct NodeArgs {
     /// Namespace of the blocks.
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub namespace: String,
-    /// File with the token that the node asks for; white space around it does not count.
+    /// File whose first line is the token that the node asks for, without the white space around it.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Seconds that one call may take.
@@ -139,24 +139,22 @@ fn read_token(path: &PathBuf) -> Result<Vec<u8>, Stop> {
         let why = format!("not a file of at most {TOKEN_FILE_MAX} bytes");
         return Err(wrong(why));
     }
-    let bytes = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
-    let token = bytes.trim_ascii();
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    // As the node reads its own.
+    let token = text.lines().next().unwrap_or_default().trim();
     if token.is_empty() {
-        return Err(wrong("it is empty".to_owned()));
+        return Err(wrong("its first line is empty".to_owned()));
     }
-    Ok(token.to_vec())
+    Ok(token.as_bytes().to_vec())
 }
 
 /// A bar for a transfer of `len` bytes; hidden when that is short, and where stderr is no terminal.
 #[must_use]
-pub fn progress(len: Option<u64>) -> ProgressBar {
-    if len.is_some_and(|len| len < PROGRESS_MIN) {
+pub fn progress(len: u64) -> ProgressBar {
+    if len < PROGRESS_MIN {
         return ProgressBar::hidden();
     }
-    let bar = match len {
-        Some(len) => ProgressBar::new(len),
-        None => ProgressBar::no_length(),
-    };
+    let bar = ProgressBar::new(len);
     let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     if let Ok(style) = ProgressStyle::with_template(style) {
         bar.set_style(style);

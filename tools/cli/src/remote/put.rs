@@ -11,7 +11,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use terrace_client::{CallOptions, PutItem};
 use terrace_types::limits::BLOCK_LEN_MAX;
-use terrace_types::{ByteLen, Hint, PutOutcome, RejectReason};
+use terrace_types::{ByteLen, Hint, Lookup, PutOutcome, RejectReason};
 
 use super::files::{self, Piece, Source};
 use super::said::{Row, say};
@@ -69,7 +69,8 @@ fn sources(path: &Path, key: &[u8]) -> Result<Vec<Source>, Stop> {
     let wrong = |why: &dyn std::fmt::Display| Stop::usage(format!("{}: {why}", path.display()));
     let meta = std::fs::metadata(path).map_err(|error| wrong(&error))?;
     if meta.is_dir() {
-        return files::walk(path, key);
+        // `k/` names what `k` does: get, too, takes a folder's key with the slash.
+        return files::walk(path, key.strip_suffix(b"/").unwrap_or(key));
     }
     if !meta.is_file() {
         return Err(wrong(
@@ -84,13 +85,19 @@ fn sources(path: &Path, key: &[u8]) -> Result<Vec<Source>, Stop> {
 }
 
 fn from_files(node: &Node, args: &PutArgs, sources: &[Source]) -> Result<Vec<Row>, Stop> {
-    let bar = progress(Some(sources.iter().map(|source| source.len).sum()));
+    let bar = progress(sources.iter().map(|source| source.len).sum());
     let mut rows = Vec::new();
     let mut batch = Batch::default();
     for source in sources {
         let wrong = |error: io::Error| Stop::usage(format!("{}: {error}", source.path.display()));
         let pieces = files::pieces(source, args.piece.0)?;
         let file = File::open(&source.path).map_err(wrong)?;
+        if pieces.len() > 1
+            && let Some(kept) = make_way(node, source, args.replace)?
+        {
+            rows.push(kept);
+            continue;
+        }
         for piece in pieces {
             if batch.is_full(piece.len, args.piece.0) {
                 rows.extend(batch.send(node, args.replace, &bar));
@@ -104,6 +111,18 @@ fn from_files(node: &Node, args: &PutArgs, sources: &[Source]) -> Result<Vec<Row
     rows.extend(batch.send(node, args.replace, &bar));
     bar.finish_and_clear();
     Ok(rows)
+}
+
+/// Sees to it that no block under the key of a whole file hides its pieces: reads find that first. It
+/// is removed when it is to be replaced; else it is kept, and its row tells so.
+fn make_way(node: &Node, source: &Source, is_replace: bool) -> Result<Option<Row>, Stop> {
+    if is_replace {
+        node.blocks.remove(&source.key, &node.options)?;
+        return Ok(None);
+    }
+    let is_there = node.blocks.exists(&source.key, &node.options)? != Lookup::Miss;
+    let status = "already there as one block; --replace stores the pieces in its place";
+    Ok(is_there.then(|| Row::plain(&source.key, DONE, status)))
 }
 
 /// Stdin has no length. What is longer than a piece has to be read to its end before the first key is

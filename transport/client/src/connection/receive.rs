@@ -456,16 +456,6 @@ impl Call {
         Poll::Ready(Ok(count))
     }
 
-    /// Passes over `len` bytes of values that nobody wants.
-    pub(crate) async fn skip_values(&mut self, mut len: usize) -> Result<(), Failure> {
-        let mut scratch = vec![0; len.min(PIECE_LEN)];
-        while len > 0 {
-            let target = len.min(scratch.len());
-            len -= self.receive_values(&mut scratch[..target]).await?;
-        }
-        Ok(())
-    }
-
     /// The failure that an error frame tells of.
     pub(crate) fn refusal(&self, error: &terrace_wire::ErrorFrame<'_>, number: u16) -> Failure {
         let state = self.connection.state();

@@ -163,8 +163,9 @@ impl Connection {
         Ok(id)
     }
 
-    /// Writes all that is to be written; `id` is told of replies meanwhile, so that a node that waits
-    /// for its replies to be read goes on reading.
+    /// Writes all of the frames that were begun, and of cancels behind them what the socket takes.
+    /// `id` is told of replies meanwhile, so that a node that waits for its replies to be read goes on
+    /// reading.
     fn poll_write(
         &self,
         outgoing: &mut Outgoing,
@@ -177,12 +178,11 @@ impl Connection {
                 return Poll::Ready(Err(failure));
             }
             if outgoing.is_done() {
-                outgoing.reset();
-                let control = std::mem::take(&mut self.state().control);
-                if control.is_empty() {
-                    return Poll::Ready(Ok(()));
-                }
-                outgoing.frame = control;
+                // The request is whole on the wire. Were it a failure of its sending that a cancel of
+                // another call cannot follow, a put would be sent again that the node may have: the
+                // fault shows where the reply is awaited.
+                drop(self.write_some(&mut self.state(), outgoing));
+                return Poll::Ready(Ok(()));
             }
             match outgoing.write(&mut self.socket.get_ref(), values) {
                 Ok(()) => continue,

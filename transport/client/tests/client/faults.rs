@@ -270,6 +270,26 @@ fn changed_shard_map_is_learned_and_nothing_is_lost() {
 }
 
 #[test]
+fn prefix_is_whole_after_a_change_of_the_shard_map() {
+    let node = Node::start(1);
+    let blocks = client(&node).namespace("m").unwrap();
+    let plain = CallOptions::default();
+    let keys: Vec<[u8; 1]> = (0..40).map(|number| [number]).collect();
+    block_on(async {
+        for key in &keys {
+            assert_eq!(blocks.put(key, b"v", &plain).await.unwrap(), STORED);
+        }
+        node.shards.store(4, SeqCst);
+        node.map_epoch.store(2, SeqCst);
+        assert_eq!(blocks.match_prefix(&keys, &plain).await.unwrap(), 40);
+        assert!(blocks.remove(&keys[30], &plain).await.unwrap().is_hit());
+        node.shards.store(3, SeqCst);
+        node.map_epoch.store(3, SeqCst);
+        assert_eq!(blocks.match_prefix(&keys, &plain).await.unwrap(), 30);
+    });
+}
+
+#[test]
 fn new_map_epoch_alone_makes_the_client_ask_again() {
     let node = Node::start(1);
     let blocks = client(&node).namespace("m").unwrap();

@@ -41,6 +41,8 @@ pub(crate) struct Switches {
     pub(crate) split: AtomicBool,
     /// Says that every key belongs to another shard.
     pub(crate) wrong_shard: AtomicBool,
+    /// Tells subscribers at the first shard of all events twice.
+    pub(crate) events_twice: AtomicBool,
 }
 
 /// What a node saw.
@@ -51,6 +53,8 @@ pub(crate) struct Seen {
     pub(crate) puts: AtomicUsize,
     pub(crate) gets: AtomicUsize,
     pub(crate) requests: AtomicUsize,
+    /// Requests whose replies were sent, or kept on purpose.
+    pub(crate) answered: AtomicUsize,
 }
 
 type Store = HashMap<(String, Vec<u8>), Vec<u8>>;
@@ -319,6 +323,11 @@ impl<'a> Session<'a> {
                 let entries: Vec<_> = entries.iter().collect();
                 self.values(head, &entries)
             }
+            Request::Events(..) => {
+                let is_twice = self.shard == 0 && self.node.switches.events_twice.load(SeqCst);
+                let frame = self.events(head.request_id);
+                vec![frame; if is_twice { 2 } else { 1 }]
+            }
             request => vec![self.about_keys(head, request)],
         }
     }
@@ -326,6 +335,7 @@ impl<'a> Session<'a> {
     fn finish(&mut self, head: &FrameHead) -> io::Result<()> {
         // The session counts entries only where it is told of them; tests of it are elsewhere.
         self.state.end(head.request_id, true, false).unwrap();
+        self.node.seen.answered.fetch_add(1, SeqCst);
         if std::mem::take(&mut self.says_goodbye) {
             let goodbye = Goodbye {
                 reason: GoodbyeReason::Draining,

@@ -162,7 +162,6 @@ impl Session<'_> {
             Request::MatchPrefix(_, keys) => self.match_prefix(id, keys),
             Request::RemoveNamespace(_) => self.remove_all(id),
             Request::List(list_head, list) => self.list(id, list_head.argument, list),
-            Request::Events(..) => self.events(id),
             Request::Announce(..) => self.records::<KeyStatus>(head, []),
             Request::Lease(list_head, keys) => {
                 let leases = keys.iter().map(|entry| LeaseRecord {
@@ -203,10 +202,14 @@ impl Session<'_> {
                 self.records(head, statuses)
             }
             Request::Unpin(_, keys) => {
-                let statuses = keys.iter().map(|_| match self.pins {
-                    0 => KeyStatus::Miss,
-                    _ => KeyStatus::Hit(Tier::Dram),
-                });
+                let mut statuses = Vec::new();
+                for _ in keys.iter() {
+                    statuses.push(match self.pins {
+                        0 => KeyStatus::Miss,
+                        _ => KeyStatus::Hit(Tier::Dram),
+                    });
+                    self.pins = self.pins.saturating_sub(1);
+                }
                 self.records(head, statuses)
             }
             Request::Exists(_, keys) | Request::Touch(_, keys) | Request::Prefetch(_, keys) => {
@@ -230,7 +233,7 @@ impl Session<'_> {
     }
 
     /// Tells of all that is stored, as if it happened now.
-    fn events(&self, id: u64) -> Vec<u8> {
+    pub(crate) fn events(&self, id: u64) -> Vec<u8> {
         let store = self.node.store.lock().unwrap();
         let number = *self.names.keys().next().unwrap();
         let events: Vec<_> = (1..)

@@ -132,6 +132,23 @@ fn pins_end_on_the_connection_that_made_them() {
 }
 
 #[test]
+fn first_pins_at_once_end_on_the_connection_that_made_them() {
+    let node = Node::start(2);
+    let blocks = client(&node).namespace("m").unwrap();
+    let plain = CallOptions::default();
+    let names = keys(8);
+    block_on(async {
+        let pins = (0..4).map(|_| blocks.pin(&names, MINUTE, &plain));
+        let pinned = futures_util::future::join_all(pins).await;
+        assert!(pinned.iter().flatten().all(Result::is_ok));
+        for _ in 0..4 {
+            let unpinned = blocks.unpin(&names, &plain).await;
+            assert!(unpinned.into_iter().all(|one| one.unwrap().is_hit()));
+        }
+    });
+}
+
+#[test]
 fn leases_are_renewed_and_released() {
     let node = Node::start(3);
     let blocks = client(&node).namespace("m").unwrap();
@@ -178,6 +195,24 @@ fn events_of_all_shards_are_told_and_end_when_a_node_goes() {
         assert_eq!(shards, [0, 1]);
         node.kill();
         assert!(events.next_batch().await.is_err());
+    });
+}
+
+#[test]
+fn events_of_a_busy_shard_do_not_hold_up_those_of_the_others() {
+    let node = Node::start(2);
+    node.switches.events_twice.store(true, SeqCst);
+    let blocks = client(&node).namespace("m").unwrap();
+    let plain = CallOptions::default();
+    block_on(async {
+        let mut events = blocks.events(&[EventKind::Stored], &plain).await.unwrap();
+        // At each shard the namespace is opened, and then the subscription made.
+        node.wait_until(|seen| seen.answered.load(SeqCst) == 4);
+        let mut shards = Vec::new();
+        for _ in 0..3 {
+            shards.push(events.next_batch().await.unwrap().shard);
+        }
+        assert_eq!(shards, [0, 1, 0]);
     });
 }
 
