@@ -83,7 +83,12 @@ impl Request {
 
     /// Where the access is announced: as a rule the next one, or again the one before, which
     /// was asked about before it is inserted.
+    ///
+    /// The same block at another time, or for another tenant, is of another request.
     fn find(&self, access: &Access) -> Option<usize> {
+        if !self.is_of_same_time(access) {
+            return None;
+        }
         let is_at = |at: &usize| self.steps.get(*at).is_some_and(|step| step.id == access.id);
         let expected = Some(self.next).filter(is_at);
         let before = || self.next.checked_sub(1).filter(is_at);
@@ -95,7 +100,11 @@ impl Request {
         self.next == self.steps.len()
             && self.steps.last().map(|step| step.id) == access.hint.parent
             && access.hint.parent.is_some()
-            && (self.clock_ms, self.tenant) == (access.context.clock_ms, access.context.tenant)
+            && self.is_of_same_time(access)
+    }
+
+    fn is_of_same_time(&self, access: &Access) -> bool {
+        (self.clock_ms, self.tenant) == (access.context.clock_ms, access.context.tenant)
     }
 
     fn push(&mut self, access: &Access) {

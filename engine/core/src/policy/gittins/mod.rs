@@ -308,6 +308,8 @@ impl Policy for Gittins {
     }
 
     fn set_capacity(&mut self, blocks: usize) {
+        // Hits before this are learned from with the ghosts there were.
+        self.settle_unless_under_way();
         self.capacity = blocks;
         self.full_len = usize::MAX;
         let remembered = blocks.saturating_add(self.below_blocks);
