@@ -92,31 +92,36 @@ fn requests_are_timed_by_verb_and_hop() {
     };
     client.get_parts(&[part]);
     client.of_keys(Verb::Exists, &[b"k"]);
+    assert_eq!(client.of_stat(&[b"k"])[0].block_len, 300_000);
 
     // The namespace's request comes first.
-    let report = report(&server, 5);
+    let report = report(&server, 6);
     for (verb, count) in [
         (Verb::OpenNamespace, 1),
         (Verb::Put, 1),
         (Verb::Get, 2),
         (Verb::Exists, 1),
+        (Verb::Stat, 1),
         (Verb::Remove, 0),
     ] {
         assert_eq!(of_verb(&report.latencies, verb), count, "{verb:?}");
     }
     for (hop, count) in [
-        (Hop::Queue, 5),
+        (Hop::Queue, 6),
         (Hop::Receive, 1),
         (Hop::Hash, 2),
         (Hop::Device, 1),
-        (Hop::Socket, 5),
+        (Hop::Socket, 6),
     ] {
         assert_eq!(of_hop(&report.latencies, hop), count, "{hop:?}");
     }
-    assert_eq!(report.counters.requests_slow, 5);
+    assert_eq!(report.counters.requests_slow, 6);
     assert_eq!(report.counters.requests_under_way, 0);
     let verbs: Vec<&str> = report.slow.iter().map(|slow| slow.verb).collect();
-    assert_eq!(verbs, ["open_namespace", "put", "get", "get", "exists"]);
+    assert_eq!(
+        verbs,
+        ["open_namespace", "put", "get", "get", "exists", "stat"]
+    );
     let (put, get) = (&report.slow[1], &report.slow[2]);
     assert!(put.hops[Hop::Device as usize] > Duration::ZERO);
     assert!(put.hops.iter().all(|hop| *hop <= put.time), "{put:?}");
@@ -143,6 +148,7 @@ fn threshold_of_zero_remembers_nothing() {
 fn later_requests_of_a_batch_wait_for_their_turn() {
     let (_device, _engine, server) = start("turn", Duration::from_nanos(1));
     let mut client = PlainClient::connect(server.address(), None, "m");
+    assert!(client.terms.credit_requests >= 64);
     let head = terrace_wire::RequestHead::default();
     for _ in 0..64 {
         client.begin_keys(Verb::Exists, &[b"k"], &head);
