@@ -79,7 +79,9 @@ pub fn run(args: &TopArgs) -> Result<u8, Stop> {
 
 fn look(admin: &str) -> Result<Look, String> {
     let body = http::get(admin, "/stats", ANSWER_TIME_MAX)?;
-    let stats = serde_json::from_str(&body);
+    // An array would be taken for the fields in their order.
+    let object = serde_json::from_str(&body).map(serde_json::Value::Object);
+    let stats = object.and_then(serde_json::from_value);
     let stats = stats.map_err(|error| format!("{admin}/stats: {error}"))?;
     let at = http::now();
     Ok(Look { stats, at })

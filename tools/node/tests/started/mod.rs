@@ -54,6 +54,10 @@ impl Node {
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
+        if line.is_empty() {
+            let log = std::fs::read_to_string(folder.join("log")).unwrap();
+            panic!("the node does not start: {log}");
+        }
         let after = |what: &str| {
             let at = line.find(what).unwrap() + what.len();
             let end = line[at..].find(',').unwrap() + at;
