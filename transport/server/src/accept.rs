@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_channel::oneshot;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use terrace_engine::{Engine, UnavailableReason};
+use terrace_fabric::tls::NodeTls;
 use terrace_runtime::executor::MonotonicClock;
 use terrace_runtime::mailbox::mailbox;
 use terrace_runtime::{Eventfd, MailboxSender, block_on};
@@ -238,14 +239,26 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, stop: &Eventfd) {
         match listener.accept() {
             Ok((socket, peer)) => {
                 let most = shared.config.connections_max;
+                let tls = &shared.config.tls;
                 let Some(seat) = Seat::take(&taken, most) else {
-                    turn_away(&socket, most);
+                    // Frames mean nothing to a client that speaks TLS: its connection just ends.
+                    if tls.is_none() {
+                        turn_away(&socket, most);
+                    }
                     continue;
+                };
+                let tls = match tls.as_ref().map(NodeTls::accept).transpose() {
+                    Ok(tls) => tls,
+                    Err(error) => {
+                        tracing::error!(%peer, %error, "begin TLS");
+                        continue;
+                    }
                 };
                 let arrival = Arrival {
                     socket,
                     peer,
                     received: Vec::new(),
+                    tls,
                     seat,
                 };
                 next = (next + 1) % shared.hosts.len();

@@ -30,3 +30,4 @@ mod values;
 pub use accept::{DrainReport, Observer, Server, ServerError};
 pub use config::ServerConfig;
 pub use stats::ServerCounters;
+pub use terrace_fabric::tls;
