@@ -9,6 +9,7 @@ mod machine;
 mod run;
 mod samples;
 mod settings;
+mod tls;
 
 use std::io::Write;
 use std::path::PathBuf;

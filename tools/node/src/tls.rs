@@ -23,7 +23,9 @@ pub(crate) fn of(values: &Effective) -> Result<Option<NodeTls>, SettingsError> {
     let certificate = read("tls_cert", certificate_file)?;
     let key = read_key("tls_key", key_file)?;
     let ca_file = values.tls_client_ca.as_deref();
-    let ca = ca_file.map(|path| read("tls_client_ca", path)).transpose()?;
+    let ca = ca_file
+        .map(|path| read("tls_client_ca", path))
+        .transpose()?;
     let pem = NodePem {
         certificate: &certificate,
         key: &key,
@@ -62,8 +64,7 @@ fn read_checked(
     objection: impl Fn(&Metadata) -> Option<String>,
 ) -> Result<Vec<u8>, SettingsError> {
     let wrong = |limit: String| SettingsError::field(field, path.display(), limit);
-    let unreadable =
-        |error: std::io::Error| wrong(format!("a file that can be read ({error})"));
+    let unreadable = |error: std::io::Error| wrong(format!("a file that can be read ({error})"));
     // Opening a pipe would wait for whoever writes to it.
     let is_file = std::fs::metadata(path).map_err(unreadable)?.is_file();
     if !is_file {

@@ -145,10 +145,9 @@ impl Error {
             | Cause::Io { .. }
             | Cause::Corrupt { .. } => true,
             Cause::Rejected { code, .. } => code.is_retryable(),
-            Cause::Argument { .. }
-            | Cause::Key(_)
-            | Cause::Protocol { .. }
-            | Cause::Tls(_) => false,
+            Cause::Argument { .. } | Cause::Key(_) | Cause::Protocol { .. } | Cause::Tls(_) => {
+                false
+            }
         }
     }
 }

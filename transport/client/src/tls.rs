@@ -73,7 +73,10 @@ impl TlsOptions {
             let (field, len) = match error.part {
                 Part::Ca => ("tls.ca", self.ca.len()),
                 Part::Certificate => ("tls.identity", identity.map_or(0, |(pem, _)| pem.len())),
-                _ => ("tls.identity, the key,", identity.map_or(0, |(_, pem)| pem.len())),
+                _ => (
+                    "tls.identity, the key,",
+                    identity.map_or(0, |(_, pem)| pem.len()),
+                ),
             };
             Failure::argument(field, format_args!("{len} bytes"), error.limit)
         })

@@ -179,6 +179,7 @@ impl Host {
                 Err(error) => {
                     tracing::info!(%peer, %error, "no agreement on TLS");
                     host.count(|counters| counters.tls_refused += 1);
+                    socket.linger().await;
                     None
                 }
             };

@@ -35,31 +35,28 @@ impl ShardSocket {
         (self.tcp, self.tls.map(RefCell::into_inner))
     }
 
+    //= docs/wire-protocol.md#WP-26
     /// Agrees with the client on TLS, unless that is done or there is none.
     ///
     /// # Errors
-    /// What stands against it. The client was told, as far as it listens.
+    /// What stands against it. The client is told, as far as it listens: see [`ShardSocket::linger`].
     pub(crate) async fn shake_hands(&self) -> io::Result<()> {
         let Some(tls) = &self.tls else {
             return Ok(());
         };
-        let shaken = poll_fn(|context| {
+        poll_fn(|context| {
             let cell = RefCell::new(context);
             tls.borrow_mut().poll_handshake(
                 |into| self.tcp.poll_recv(&mut cell.borrow_mut(), into),
                 |slices| self.tcp.poll_send(&mut cell.borrow_mut(), slices),
             )
         })
-        .await;
-        if shaken.is_err() {
-            self.linger().await;
-        }
-        shaken
+        .await
     }
 
     /// Sends nothing more and reads to nowhere: closing with bytes unread would reset the connection,
     /// and the alert with it.
-    async fn linger(&self) {
+    pub(crate) async fn linger(&self) {
         self.tcp.finish();
         let mut scratch = [0; 4096];
         let mut read = 0;

@@ -192,12 +192,7 @@ fn check_shard(wish: Wish<'_>, terms: &NodeTerms) -> Result<(), Failure> {
     }
 }
 
-fn made(
-    wish: Wish<'_>,
-    link: Link,
-    session: ClientSession,
-    terms: NodeTerms,
-) -> Connection {
+fn made(wish: Wish<'_>, link: Link, session: ClientSession, terms: NodeTerms) -> Connection {
     Connection {
         address: Arc::clone(wish.address),
         link,

@@ -20,7 +20,10 @@ pub enum TlsFault {
     #[error("the other side's certificate is of no CA that is trusted here")]
     Untrusted,
     /// The other side's certificate is for other names.
-    #[error("the other side's certificate is for {}, not for {expected}", names(presented))]
+    #[error(
+        "the other side's certificate is for {}, not for {expected}",
+        names(presented)
+    )]
     WrongName {
         /// Whom it should be for.
         expected: String,

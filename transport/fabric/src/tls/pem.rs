@@ -141,7 +141,10 @@ pub(super) fn check_client(
 }
 
 fn not_valid(part: Part, ended: Ended) -> PemError {
-    PemError::new(part, format!("a certificate that is valid now (it {ended})"))
+    PemError::new(
+        part,
+        format!("a certificate that is valid now (it {ended})"),
+    )
 }
 
 /// What is wrong with a certificate by itself. It is verified without any CA: what is wrong by
