@@ -2,8 +2,11 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd,
+};
 
 /// A CA.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -16,7 +19,10 @@ pub(crate) struct Issued {
 
 impl Authority {
     pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let name = format!("CA {}", NEXT.fetch_add(1, Relaxed));
         let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         Self(CertifiedIssuer::self_signed(params, key).unwrap())

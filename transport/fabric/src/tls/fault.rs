@@ -147,6 +147,8 @@ fn alert_words(alert: AlertDescription) -> String {
     let words = match alert {
         AlertDescription::CertificateRequired => "it asks for a certificate",
         AlertDescription::UnknownCA => "it does not trust the CA of the certificate",
+        // Two CAs of one name look alike until a signature is checked.
+        AlertDescription::DecryptError => "a signature of the certificate's is not right",
         AlertDescription::CertificateExpired => "the certificate is not valid now",
         AlertDescription::BadCertificate | AlertDescription::UnsupportedCertificate => {
             "the certificate cannot be used"
