@@ -135,6 +135,64 @@ fn wrong_flags_and_variables_are_refused() {
     }
 }
 
+/// Flags of TLS that are wrong in one way each, and the words of field, file and limit.
+const WRONG_TLS: [(&str, &[&str]); 15] = [
+    ("--tls-cert node.pem", &["tls_cert", "node.pem", "tls_key"]),
+    ("--tls-key node.key", &["tls_key", "node.key", "tls_cert"]),
+    (
+        "--tls-client-ca ca.pem",
+        &["tls_client_ca", "ca.pem", "tls_cert"],
+    ),
+    (
+        "--tls-cert no.pem --tls-key node.key",
+        &["tls_cert", "no.pem", "No such file"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key no.key",
+        &["tls_key", "no.key", "No such file"],
+    ),
+    (
+        "--tls-cert . --tls-key node.key",
+        &["tls_cert is .;", "a file"],
+    ),
+    (
+        "--tls-cert long --tls-key node.key",
+        &["tls_cert", "long", "1048576"],
+    ),
+    (
+        "--tls-cert empty --tls-key node.key",
+        &["tls_cert", "empty", "none is in it"],
+    ),
+    (
+        "--tls-cert node.key --tls-key node.key",
+        &["tls_cert", "node.key", "none is in it"],
+    ),
+    (
+        "--tls-cert ca.pem --tls-key node.key",
+        &["tls_cert", "ca.pem", "may show"],
+    ),
+    (
+        "--tls-cert old.pem --tls-key old.key",
+        &["tls_cert", "old.pem", "expired"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key other.key",
+        &["tls_key", "other.key", "another one"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key open.key",
+        &["tls_key", "open.key", "644", "chmod"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key locked.key",
+        &["tls_key", "locked.key", "not encrypted"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key node.key --tls-client-ca empty",
+        &["tls_client_ca", "empty", "none is in it"],
+    ),
+];
+
 /// Aim: each file of TLS is checked before the node listens, and what is wrong named by field, file and
 /// limit. Method: a node's files that are sound, and one flag or file that is not.
 #[test]
@@ -151,63 +209,7 @@ fn wrong_files_of_tls_are_refused() {
         "locked.key",
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
     );
-    let wrong: [(&str, &[&str]); 15] = [
-        ("--tls-cert node.pem", &["tls_cert", "node.pem", "tls_key"]),
-        ("--tls-key node.key", &["tls_key", "node.key", "tls_cert"]),
-        (
-            "--tls-client-ca ca.pem",
-            &["tls_client_ca", "ca.pem", "tls_cert"],
-        ),
-        (
-            "--tls-cert no.pem --tls-key node.key",
-            &["tls_cert", "no.pem", "No such file"],
-        ),
-        (
-            "--tls-cert node.pem --tls-key no.key",
-            &["tls_key", "no.key", "No such file"],
-        ),
-        (
-            "--tls-cert . --tls-key node.key",
-            &["tls_cert is .;", "a file"],
-        ),
-        (
-            "--tls-cert long --tls-key node.key",
-            &["tls_cert", "long", "1048576"],
-        ),
-        (
-            "--tls-cert empty --tls-key node.key",
-            &["tls_cert", "empty", "none is in it"],
-        ),
-        (
-            "--tls-cert node.key --tls-key node.key",
-            &["tls_cert", "node.key", "none is in it"],
-        ),
-        (
-            "--tls-cert ca.pem --tls-key node.key",
-            &["tls_cert", "ca.pem", "may show"],
-        ),
-        (
-            "--tls-cert old.pem --tls-key old.key",
-            &["tls_cert", "old.pem", "expired"],
-        ),
-        (
-            "--tls-cert node.pem --tls-key other.key",
-            &["tls_key", "other.key", "another one"],
-        ),
-        (
-            "--tls-cert node.pem --tls-key open.key",
-            &["tls_key", "open.key", "644", "chmod"],
-        ),
-        (
-            "--tls-cert node.pem --tls-key locked.key",
-            &["tls_key", "locked.key", "not encrypted"],
-        ),
-        (
-            "--tls-cert node.pem --tls-key node.key --tls-client-ca empty",
-            &["tls_client_ca", "empty", "none is in it"],
-        ),
-    ];
-    for (flags, words) in wrong {
+    for (flags, words) in WRONG_TLS {
         for check in [&["--check"][..], &[]] {
             let flags = check.iter().copied().chain(flags.split(' '));
             let output = node(&files.0).args(flags.clone()).output().unwrap();

@@ -1,5 +1,6 @@
 //! The server as a program starts and stops it, and the thread that accepts.
 
+use std::cell::RefCell;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -248,7 +249,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, stop: &Eventfd) {
                     continue;
                 };
                 let tls = match tls.as_ref().map(NodeTls::accept).transpose() {
-                    Ok(tls) => tls,
+                    Ok(session) => session.map(|session| Box::new(RefCell::new(session))),
                     Err(error) => {
                         tracing::error!(%peer, %error, "begin TLS");
                         continue;

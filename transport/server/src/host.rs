@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use terrace_engine::{Engine, Shard};
-use terrace_fabric::tls::{NodeTls, TlsSession};
+use terrace_fabric::tls::NodeTls;
 use terrace_fabric::{TcpReceiver, TcpSender};
 use terrace_runtime::net::TcpSocket;
 use terrace_runtime::{Mailbox, MailboxSender};
@@ -22,7 +22,7 @@ use terrace_wire::{ErrorCode, Features, FrameLimits, GoodbyeReason, NodeTerms, S
 use crate::config::{CREDIT_BYTES, LIMITS, ServerConfig};
 use crate::connection::{Connection, Overdue};
 use crate::session;
-use crate::socket::ShardSocket;
+use crate::socket::{Records, ShardSocket};
 use crate::stats::ServerCounters;
 
 /// How often the watch looks at connections, at most.
@@ -58,7 +58,7 @@ pub(crate) struct Arrival {
     /// What was received of it before: its hello, when it comes from another shard.
     pub(crate) received: Vec<u8>,
     /// Its TLS, when it comes from another shard and has one.
-    pub(crate) tls: Option<TlsSession>,
+    pub(crate) tls: Option<Records>,
     /// Counts the connection as long as it lives.
     pub(crate) seat: Seat,
 }

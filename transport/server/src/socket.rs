@@ -17,22 +17,24 @@ use terrace_types::Nanos;
 /// Bytes that are thrown away behind an alert, so that it arrives before the connection is reset.
 const LINGER_LEN_MAX: usize = 64 << 10;
 
+/// The records of a connection. They are large beside a connection without them.
+pub(crate) type Records = Box<RefCell<TlsSession>>;
+
 /// A connection on a shard's thread.
 pub(crate) struct ShardSocket {
     tcp: TcpSocket,
-    /// Records below the frames; `None` when frames go as they are.
-    tls: Option<RefCell<TlsSession>>,
+    /// What lies below the frames; `None` when they go as they are.
+    tls: Option<Records>,
 }
 
 impl ShardSocket {
-    pub(crate) fn new(tcp: TcpSocket, tls: Option<TlsSession>) -> Self {
-        let tls = tls.map(RefCell::new);
+    pub(crate) const fn new(tcp: TcpSocket, tls: Option<Records>) -> Self {
         Self { tcp, tls }
     }
 
     /// The parts, for another thread.
-    pub(crate) fn into_parts(self) -> (TcpSocket, Option<TlsSession>) {
-        (self.tcp, self.tls.map(RefCell::into_inner))
+    pub(crate) fn into_parts(self) -> (TcpSocket, Option<Records>) {
+        (self.tcp, self.tls)
     }
 
     //= docs/wire-protocol.md#WP-26

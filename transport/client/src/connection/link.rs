@@ -17,12 +17,12 @@ use terrace_fabric::tls::TlsSession;
 pub(super) struct Link {
     socket: Async<TcpStream>,
     /// Sending and receiving share the keys' state, so one waits while the other works.
-    tls: Option<Mutex<TlsSession>>,
+    tls: Option<Box<Mutex<TlsSession>>>,
 }
 
 impl Link {
     pub(super) fn new(socket: Async<TcpStream>, tls: Option<TlsSession>) -> Self {
-        let tls = tls.map(Mutex::new);
+        let tls = tls.map(|session| Box::new(Mutex::new(session)));
         Self { socket, tls }
     }
 

@@ -323,81 +323,54 @@ fn send_before_the_handshake_is_refused() {
     assert!(matches!(sent, Poll::Ready(Err(error)) if error.kind() == ErrorKind::NotConnected));
 }
 
-#[test]
-fn pem_that_is_wrong_is_refused_by_part() {
-    let authority = Authority::new();
-    let (good, other) = (authority.issue(|_| {}), authority.issue(|_| {}));
-    let swap = |certificate: &str, key: &str| Issued {
+fn pair(certificate: &str, key: &str) -> Issued {
+    Issued {
         certificate: certificate.to_owned(),
         key: key.to_owned(),
-    };
-    let broken = good.certificate.replace("-----END", "-----STOP");
-    let ca = authority.pem();
-    let old_ca = Authority::of(expired).pem();
-    let wrong = [
-        (
-            swap("", &good.key),
-            None,
-            Part::Certificate,
-            "none is in it",
-        ),
-        (
-            swap(&good.key, &good.key),
-            None,
-            Part::Certificate,
-            "none is in it",
-        ),
-        (
-            swap(&broken, &good.key),
-            None,
-            Part::Certificate,
-            "end marker",
-        ),
-        (
-            swap(&good.certificate, ""),
-            None,
-            Part::Key,
-            "none is in it",
-        ),
-        (
-            swap(&good.certificate, &ca),
-            None,
-            Part::Key,
-            "none is in it",
-        ),
-        (
-            swap(&good.certificate, &other.key),
-            None,
-            Part::Key,
-            "another one",
-        ),
-        (authority.issue(expired), None, Part::Certificate, "expired"),
-        (authority.issue(early), None, Part::Certificate, "valid in"),
-        (
-            swap(&ca, &good.key),
-            None,
-            Part::Certificate,
-            "a node may show",
-        ),
-        (
-            swap(&good.certificate, &good.key),
-            Some(""),
-            Part::Ca,
-            "none is in it",
-        ),
-        (
-            swap(&good.certificate, &good.key),
-            Some(&old_ca[..]),
-            Part::Ca,
-            "expired",
-        ),
-    ];
-    for (issued, ca, part, word) in wrong {
-        let error = node_tls(&issued, ca).unwrap_err();
-        assert_eq!(error.part, part, "{error}");
-        assert!(error.to_string().contains(word), "no `{word}` in {error}");
     }
-    let error = client_tls(&ca, Some(&authority.issue(expired))).unwrap_err();
+}
+
+fn assert_wrong(made: Result<NodeTls, PemError>, part: Part, word: &str) {
+    let error = made.unwrap_err();
+    assert_eq!(error.part, part, "{error}");
+    assert!(error.to_string().contains(word), "no `{word}` in {error}");
+}
+
+#[test]
+fn certificate_and_key_that_are_wrong_are_refused_by_part() {
+    let authority = Authority::new();
+    let (good, other) = (authority.issue(|_| {}), authority.issue(|_| {}));
+    let (shown, key) = (&good.certificate[..], &good.key[..]);
+    let broken = shown.replace("-----END", "-----STOP");
+    let ca = authority.pem();
+    let (old, future) = (authority.issue(expired), authority.issue(early));
+    for (issued, part, word) in [
+        (pair("", key), Part::Certificate, "none is in it"),
+        (pair(key, key), Part::Certificate, "none is in it"),
+        (pair(&broken, key), Part::Certificate, "end marker"),
+        (pair(&ca, key), Part::Certificate, "a node may show"),
+        (old, Part::Certificate, "expired"),
+        (future, Part::Certificate, "valid in"),
+        (pair(shown, ""), Part::Key, "none is in it"),
+        (pair(shown, &ca), Part::Key, "none is in it"),
+        (pair(shown, &other.key), Part::Key, "another one"),
+    ] {
+        assert_wrong(node_tls(&issued, None), part, word);
+    }
+    // One behind the first is looked at too.
+    let behind = authority.issue(expired).certificate;
+    let chain = pair(&format!("{shown}{behind}"), key);
+    assert_wrong(node_tls(&chain, None), Part::Certificate, "expired");
+}
+
+#[test]
+fn ca_and_what_a_client_shows_are_checked_too() {
+    let authority = Authority::new();
+    let good = authority.issue(|_| {});
+    let old = Authority::of(expired).pem();
+    assert_wrong(node_tls(&good, Some("")), Part::Ca, "none is in it");
+    assert_wrong(node_tls(&good, Some(&old)), Part::Ca, "expired");
+    let error = client_tls(&authority.pem(), Some(&authority.issue(expired))).unwrap_err();
     assert_eq!(error.part, Part::Certificate);
     let error = client_tls("", None).unwrap_err();
     assert_eq!(error.part, Part::Ca);
