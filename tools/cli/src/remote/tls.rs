@@ -19,18 +19,18 @@ const FILE_LEN_MAX: u64 = 1 << 20;
 pub struct TlsArgs {
     /// PEM file of the CAs that the node's certificate may come from: the node is spoken to by TLS
     /// [default: $TERRACE_CLIENT_TLS_CA].
-    #[arg(long = "tls-ca", value_name = "FILE")]
-    pub ca: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
     /// PEM file of the certificate to show to the node [default: $TERRACE_CLIENT_TLS_CERT].
-    #[arg(long = "tls-cert", value_name = "FILE")]
-    pub cert: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
     /// PEM file of that certificate's private key [default: $TERRACE_CLIENT_TLS_KEY].
-    #[arg(long = "tls-key", value_name = "FILE")]
-    pub key: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
     /// Host name or address that the node's certificate is for [default: $TERRACE_CLIENT_TLS_NAME,
     /// else the host of the address].
-    #[arg(long = "tls-name", value_name = "NAME")]
-    pub name: Option<String>,
+    #[arg(long, value_name = "NAME")]
+    pub tls_name: Option<String>,
 }
 
 /// A value, and what the user gave it by.
@@ -68,22 +68,22 @@ impl TlsArgs {
     pub fn options(&self) -> Result<Option<TlsOptions>, Stop> {
         let path = |value| Some(PathBuf::from(value));
         let ca = given(
-            ("--tls-ca", self.ca.as_ref()),
+            ("--tls-ca", self.tls_ca.as_ref()),
             "TERRACE_CLIENT_TLS_CA",
             path,
         );
         let cert = given(
-            ("--tls-cert", self.cert.as_ref()),
+            ("--tls-cert", self.tls_cert.as_ref()),
             "TERRACE_CLIENT_TLS_CERT",
             path,
         );
         let key = given(
-            ("--tls-key", self.key.as_ref()),
+            ("--tls-key", self.tls_key.as_ref()),
             "TERRACE_CLIENT_TLS_KEY",
             path,
         );
         let name = given(
-            ("--tls-name", self.name.as_ref()),
+            ("--tls-name", self.tls_name.as_ref()),
             "TERRACE_CLIENT_TLS_NAME",
             |value| value.into_string().ok(),
         );
