@@ -234,6 +234,13 @@ fn each_way_to_fail_has_its_exit_code_and_one_line() {
         (&["get", "k", "--addr", "nowhere"], "address is `nowhere`"),
         (&["get", "k", "--namespace", ""], "it is empty"),
         (&["get", "k", "--token-file", &empty], "--token-file"),
+        (&["get", "k", "--tls-cert", &token], "without --tls-ca"),
+        (&["get", "k", "--tls-ca", "absent"], "--tls-ca absent: "),
+        (&["get", "k", "--tls-ca", &empty], "tls.ca is 0 bytes"),
+        (
+            &["get", "k", "--tls-ca", &token, "--tls-key", &token],
+            "--tls-cert and --tls-key both",
+        ),
         (&["get", "k", "--json"], "give -o FILE"),
         (&["exists", ""], "the key is empty"),
     ] {

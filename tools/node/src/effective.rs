@@ -10,6 +10,7 @@ use terrace_server::ServerConfig;
 use crate::log::LogFormat;
 use crate::machine;
 use crate::settings::{Effective, Settings, SettingsError, address, byte_len};
+use crate::tls;
 
 const LISTEN: &str = "127.0.0.1:7440";
 const METRICS: &str = "127.0.0.1:7441";
@@ -61,6 +62,9 @@ impl Effective {
                 .policy
                 .unwrap_or_else(|| EngineConfig::default().policy),
             token_file: settings.token_file,
+            tls_cert: settings.tls_cert,
+            tls_key: settings.tls_key,
+            tls_client_ca: settings.tls_client_ca,
             insecure: settings.insecure.unwrap_or(false),
             format: settings.format.unwrap_or(false),
             connections: settings.connections.unwrap_or(16_384),
@@ -103,13 +107,38 @@ impl Effective {
             let limit = "another address than that of listen";
             return Err(SettingsError::field("metrics", self.listen, limit));
         }
-        self.check_exposure("listen", self.listen, self.token_file.is_some())?;
+        self.check_tls_files()?;
+        let is_guarded = self.token_file.is_some() || self.tls_client_ca.is_some();
+        self.check_exposure("listen", self.listen, is_guarded)?;
         if let Some(metrics) = self.metrics {
             self.check_exposure("metrics", metrics, false)?;
         }
         self.engine()?
             .validate()
             .map_err(|error| engine_error(&error))
+    }
+
+    /// The files of TLS come together, or not at all.
+    fn check_tls_files(&self) -> Result<(), SettingsError> {
+        let needs = [
+            ("tls_key", &self.tls_key, "tls_cert", &self.tls_cert),
+            ("tls_cert", &self.tls_cert, "tls_key", &self.tls_key),
+            (
+                "tls_client_ca",
+                &self.tls_client_ca,
+                "tls_cert",
+                &self.tls_cert,
+            ),
+        ];
+        for (field, file, other, needed) in needs {
+            if let Some(path) = file
+                && needed.is_none()
+            {
+                let limit = format!("none, unless {other} is given too");
+                return Err(SettingsError::field(field, path.display(), limit));
+            }
+        }
+        Ok(())
     }
 
     /// Nobody is served beyond this machine who shows nothing, unless that is wanted.
@@ -123,7 +152,9 @@ impl Effective {
             return Ok(());
         }
         let limit = match field {
-            "listen" => "a loopback address, unless token_file is given or --insecure",
+            "listen" => {
+                "a loopback address, unless token_file or tls_client_ca is given or --insecure"
+            }
             _ => "a loopback address, unless --insecure: it answers to anybody",
         };
         Err(SettingsError::field(field, address, limit))
@@ -170,6 +201,7 @@ impl Effective {
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         Ok(ServerConfig {
             token,
+            tls: tls::of(self)?,
             connections_max: self.connections,
             silence_max: Duration::from_secs(self.silence),
             slow: Duration::from_millis(self.slow_ms),

@@ -11,6 +11,7 @@ mod run;
 mod samples;
 mod settings;
 mod shards;
+mod tls;
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -48,7 +48,17 @@ pub(crate) struct Settings {
     /// File whose first line clients have to show.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Listen beyond this machine without a token.
+    /// PEM file of the certificate that clients are shown, and of those that lead to its CA: clients
+    /// come by TLS only.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// PEM file of the certificate's private key.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// PEM file of CAs; clients have to show a certificate of one of them.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_client_ca: Option<PathBuf>,
+    /// Listen beyond this machine though clients show nothing.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) insecure: Option<bool>,
     /// Take files and devices though they hold something else; that is lost.
@@ -108,9 +118,13 @@ impl SettingsError {
 const PREFIX: &str = "TERRACE_";
 
 /// Variables that other programs and the tests of the project read.
-const FOREIGN: [&str; 8] = [
+const FOREIGN: [&str; 12] = [
     "TERRACE_ADDR",
     "TERRACE_NAMESPACE",
+    "TERRACE_CLIENT_TLS_CA",
+    "TERRACE_CLIENT_TLS_CERT",
+    "TERRACE_CLIENT_TLS_KEY",
+    "TERRACE_CLIENT_TLS_NAME",
     "TERRACE_TRACES",
     "TERRACE_SIM_SEED",
     "TERRACE_SIM_SEEDS",
@@ -125,7 +139,7 @@ fn is_of_service(field: &str) -> bool {
 }
 
 /// The names of all fields, as a config file and, in capitals, the environment have them.
-const FIELDS: [&str; 18] = [
+const FIELDS: [&str; 21] = [
     "listen",
     "metrics",
     "data",
@@ -137,6 +151,9 @@ const FIELDS: [&str; 18] = [
     "hugepages",
     "policy",
     "token_file",
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
     "insecure",
     "format",
     "connections",
@@ -190,6 +207,9 @@ impl Settings {
             "hugepages" => self.hugepages = Some(value),
             "policy" => self.policy = Some(value),
             "token_file" => self.token_file = Some(value.into()),
+            "tls_cert" => self.tls_cert = Some(value.into()),
+            "tls_key" => self.tls_key = Some(value.into()),
+            "tls_client_ca" => self.tls_client_ca = Some(value.into()),
             "insecure" => self.insecure = Some(parse("insecure", &value, "true or false")?),
             "format" => self.format = Some(parse("format", &value, "true or false")?),
             "connections" => self.connections = Some(parse("connections", &value, "a count")?),
@@ -223,6 +243,9 @@ impl Settings {
             hugepages: self.hugepages.or(weaker.hugepages),
             policy: self.policy.or(weaker.policy),
             token_file: self.token_file.or(weaker.token_file),
+            tls_cert: self.tls_cert.or(weaker.tls_cert),
+            tls_key: self.tls_key.or(weaker.tls_key),
+            tls_client_ca: self.tls_client_ca.or(weaker.tls_client_ca),
             insecure: self.insecure.or(weaker.insecure),
             format: self.format.or(weaker.format),
             connections: self.connections.or(weaker.connections),
@@ -290,6 +313,9 @@ pub(crate) struct Effective {
     pub(crate) hugepages: String,
     pub(crate) policy: String,
     pub(crate) token_file: Option<PathBuf>,
+    pub(crate) tls_cert: Option<PathBuf>,
+    pub(crate) tls_key: Option<PathBuf>,
+    pub(crate) tls_client_ca: Option<PathBuf>,
     pub(crate) insecure: bool,
     pub(crate) format: bool,
     pub(crate) connections: usize,

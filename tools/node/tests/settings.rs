@@ -6,6 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+mod certificates;
+
+use certificates::{Files, expired};
+
 struct Folder(PathBuf);
 
 impl Folder {
@@ -122,6 +126,7 @@ fn wrong_flags_and_variables_are_refused() {
         assert_refused(&format!("{flags:?}"), &output, words);
     }
     for (name, value, words) in [
+        ("TERRACE_TLS_KEY", "x", &["tls_key", "x", "tls_cert"][..]),
         ("TERRACE_SHARDS", "x", &["shards", "x"][..]),
         ("TERRACE_LISEN", "x", &["TERRACE_LISEN", "TERRACE_LISTEN"]),
         ("TERRACE_DRAM", "2 stones", &["dram", "stones"]),
@@ -130,6 +135,116 @@ fn wrong_flags_and_variables_are_refused() {
         let output = node(&folder.0).arg("--check").env(name, value).output();
         assert_refused(name, &output.unwrap(), words);
     }
+}
+
+/// Flags of TLS that are wrong in one way each, and the words of field, file and limit.
+const WRONG_TLS: [(&str, &[&str]); 15] = [
+    ("--tls-cert node.pem", &["tls_cert", "node.pem", "tls_key"]),
+    ("--tls-key node.key", &["tls_key", "node.key", "tls_cert"]),
+    (
+        "--tls-client-ca ca.pem",
+        &["tls_client_ca", "ca.pem", "tls_cert"],
+    ),
+    (
+        "--tls-cert no.pem --tls-key node.key",
+        &["tls_cert", "no.pem", "No such file"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key no.key",
+        &["tls_key", "no.key", "No such file"],
+    ),
+    (
+        "--tls-cert . --tls-key node.key",
+        &["tls_cert is .;", "a file"],
+    ),
+    (
+        "--tls-cert long --tls-key node.key",
+        &["tls_cert", "long", "1048576"],
+    ),
+    (
+        "--tls-cert empty --tls-key node.key",
+        &["tls_cert", "empty", "none is in it"],
+    ),
+    (
+        "--tls-cert node.key --tls-key node.key",
+        &["tls_cert", "node.key", "none is in it"],
+    ),
+    (
+        "--tls-cert ca.pem --tls-key node.key",
+        &["tls_cert", "ca.pem", "may show"],
+    ),
+    (
+        "--tls-cert old.pem --tls-key old.key",
+        &["tls_cert", "old.pem", "expired"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key other.key",
+        &["tls_key", "other.key", "another one"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key open.key",
+        &["tls_key", "open.key", "644", "chmod"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key locked.key",
+        &["tls_key", "locked.key", "not encrypted"],
+    ),
+    (
+        "--tls-cert node.pem --tls-key node.key --tls-client-ca empty",
+        &["tls_client_ca", "empty", "none is in it"],
+    ),
+];
+
+/// Aim: each file of TLS is checked before the node listens, and what is wrong named by field, file and
+/// limit. Method: a node's files that are sound, and one flag or file that is not.
+#[test]
+fn wrong_files_of_tls_are_refused() {
+    let (files, authority) = Files::of_node("wrong-tls");
+    let (old, other) = (authority.issue(expired), authority.issue(|_| {}));
+    files.write("old.pem", &old.certificate);
+    files.write("old.key", &old.key);
+    files.write("other.key", &other.key);
+    files.write_as("open.key", &other.key, 0o644);
+    files.write("empty", "");
+    files.write("long", &" ".repeat((1 << 20) + 1));
+    files.write(
+        "locked.key",
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
+    );
+    for (flags, words) in WRONG_TLS {
+        for check in [&["--check"][..], &[]] {
+            let flags = check.iter().copied().chain(flags.split(' '));
+            let output = node(&files.0).args(flags.clone()).output().unwrap();
+            assert_refused(&format!("{:?}", flags.collect::<Vec<_>>()), &output, words);
+        }
+    }
+}
+
+/// Aim: certificates of clients are authentication, TLS alone is not.
+#[test]
+fn only_certificates_of_clients_open_the_node_to_others() {
+    let (files, _authority) = Files::of_node("tls-exposure");
+    let tls = [
+        "--check",
+        "--listen",
+        "0.0.0.0:7440",
+        "--tls-cert",
+        "node.pem",
+    ];
+    let check = |more: &[&str]| {
+        let mut command = node(&files.0);
+        command.args(tls).args(["--tls-key", "node.key"]).args(more);
+        command.output().unwrap()
+    };
+    assert_refused(
+        "TLS alone",
+        &check(&[]),
+        &["listen", "0.0.0.0", "tls_client_ca"],
+    );
+    let output = check(&["--tls-client-ca", "ca.pem"]);
+    assert!(output.status.success(), "{}", told(&output));
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(shown.contains("tls_client_ca = \"ca.pem\""), "{shown}");
 }
 
 /// Aim: flags are stronger than the environment, and that than the file.
@@ -189,6 +304,7 @@ fn variables_of_others_are_passed_over() {
             ("TERRACE_CUT", "all"),
             ("TERRACE_CUTS", "all"),
             ("TERRACE_KILLS", "1"),
+            ("TERRACE_CLIENT_TLS_CA", "ca.pem"),
         ])
         .output()
         .unwrap();

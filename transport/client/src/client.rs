@@ -14,6 +14,7 @@ use crate::error::{Cause, Error, Failure};
 use crate::fan_out::Plan;
 use crate::pool::{ClientStats, Pools};
 use crate::time::left_ms;
+use crate::tls::TlsOptions;
 
 /// What a caller tells with a call. The default tells nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,8 +95,10 @@ impl Client {
         let address = Arc::from(config.address.as_str());
         let wrong = |failure: Failure| Error::new(&address, None, failure.cause);
         config.check().map_err(wrong)?;
+        let tls = config.tls.as_ref().map(TlsOptions::ready).transpose();
+        let tls = tls.map_err(wrong)?;
         Ok(Self {
-            pools: Arc::new(Pools::new(config)),
+            pools: Arc::new(Pools::new(config, tls)),
             names: Arc::default(),
         })
     }
@@ -104,8 +107,8 @@ impl Client {
     /// here.
     ///
     /// # Errors
-    /// [`Cause::Argument`]; [`Cause::Unavailable`], [`Cause::Rejected`] and [`Cause::Protocol`] of the
-    /// connection.
+    /// [`Cause::Argument`]; [`Cause::Unavailable`], [`Cause::Rejected`], [`Cause::Tls`] and
+    /// [`Cause::Protocol`] of the connection.
     pub async fn connect(config: ClientConfig) -> Result<Self, Error> {
         let client = Self::new(config)?;
         let layout = client.pools.layout().await;

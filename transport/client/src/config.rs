@@ -6,6 +6,7 @@ use std::time::Duration;
 use terrace_wire::limits::{CLIENT_NAME_LEN_MAX, TOKEN_LEN_MAX};
 
 use crate::error::Failure;
+use crate::tls::TlsOptions;
 
 /// Longest deadline that a call may have: a day.
 const DEADLINE_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -18,6 +19,8 @@ pub struct ClientConfig {
     pub address: String,
     /// What shows who the client is, at most 1024 bytes; empty for nothing.
     pub token: Vec<u8>,
+    /// TLS below the frames; `None` sends them as they are, the token too.
+    pub tls: Option<TlsOptions>,
     /// What the node's logs call the client, at most 64 bytes.
     pub name: String,
     /// How long a call may take that gives no deadline of its own, 1 ms to a day.
@@ -37,6 +40,7 @@ impl fmt::Debug for ClientConfig {
         f.debug_struct("ClientConfig")
             .field("address", &self.address)
             .field("token_len", &self.token.len())
+            .field("tls", &self.tls)
             .field("name", &self.name)
             .field("deadline", &self.deadline)
             .field("connect_timeout", &self.connect_timeout)
@@ -54,6 +58,7 @@ impl ClientConfig {
         Self {
             address: address.to_owned(),
             token: Vec::new(),
+            tls: None,
             name: String::new(),
             deadline: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(3),
@@ -66,6 +71,13 @@ impl ClientConfig {
     #[must_use]
     pub fn token(mut self, token: &[u8]) -> Self {
         self.token = token.to_vec();
+        self
+    }
+
+    /// The same with TLS.
+    #[must_use]
+    pub fn tls(mut self, tls: TlsOptions) -> Self {
+        self.tls = Some(tls);
         self
     }
 

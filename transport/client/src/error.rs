@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrace_fabric::tls::TlsFault;
 use terrace_types::{Checksum, KeyError};
 use terrace_wire::ErrorCode;
 
@@ -68,6 +69,10 @@ pub enum Cause {
         /// What the node says to do.
         text: String,
     },
+    /// The node and the client do not agree on TLS. One of them has to be told something else; the
+    /// same call fails again.
+    #[error("TLS: {0}")]
+    Tls(TlsFault),
     /// The bytes that came are not those that were put. They were dropped.
     #[error("the bytes that came have checksum {:#018x}, not {:#018x}", actual.0, expected.0)]
     Corrupt {
@@ -140,7 +145,9 @@ impl Error {
             | Cause::Io { .. }
             | Cause::Corrupt { .. } => true,
             Cause::Rejected { code, .. } => code.is_retryable(),
-            Cause::Argument { .. } | Cause::Key(_) | Cause::Protocol { .. } => false,
+            Cause::Argument { .. } | Cause::Key(_) | Cause::Protocol { .. } | Cause::Tls(_) => {
+                false
+            }
         }
     }
 }
@@ -197,6 +204,10 @@ impl Failure {
     pub(crate) fn protocol(what: impl fmt::Display) -> Self {
         let what = what.to_string();
         Self::new(Cause::Protocol { what }, Retry::Never)
+    }
+
+    pub(crate) fn tls(fault: TlsFault) -> Self {
+        Self::new(Cause::Tls(fault), Retry::Never)
     }
 
     pub(crate) fn io(op: &'static str, error: &io::Error) -> Self {

@@ -35,6 +35,8 @@
 //!   never handed out.
 //! - Values go from the caller's memory to the socket and from the socket to the caller's memory. A
 //!   call that is dropped is cancelled, and nothing touches its memory any more.
+//! - With [`TlsOptions`] nothing is sent before the node showed a certificate of a CA that they name,
+//!   for the host of the address.
 //! - Calls that only read are tried again when a connection breaks. A put or a removal is tried again
 //!   only when it was not carried out.
 
@@ -55,6 +57,7 @@ mod prefix;
 mod put;
 mod shards;
 mod time;
+mod tls;
 
 pub use client::{CallOptions, Client, Namespace};
 pub use config::ClientConfig;
@@ -67,3 +70,5 @@ pub use pool::ClientStats;
 pub use prefix::Announced;
 pub use put::PutItem;
 pub use shards::{Listed, Listing, ShardPong};
+pub use terrace_fabric::tls::TlsFault;
+pub use tls::TlsOptions;

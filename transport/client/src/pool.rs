@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use async_io::Timer;
 use futures_lite::FutureExt;
+use terrace_fabric::tls::ClientTls;
 use terrace_wire::FrameLimits;
 
 use crate::config::ClientConfig;
@@ -141,6 +142,7 @@ pub(crate) struct Pools {
     /// The address that the caller gave.
     pub(crate) address: Arc<str>,
     pub(crate) counters: Counters,
+    tls: Option<ClientTls>,
     client_id: [u8; 16],
     known: Mutex<Known>,
     /// Held by whoever asks the node for its map.
@@ -154,7 +156,7 @@ enum Step {
 }
 
 impl Pools {
-    pub(crate) fn new(config: ClientConfig) -> Self {
+    pub(crate) fn new(config: ClientConfig, tls: Option<ClientTls>) -> Self {
         // The keys of a hasher are the operating system's random bytes.
         let mut client_id = [0; 16];
         for half in client_id.chunks_exact_mut(8) {
@@ -164,6 +166,7 @@ impl Pools {
             address: Arc::from(config.address.as_str()),
             config,
             counters: Counters::default(),
+            tls,
             client_id,
             known: Mutex::default(),
             asking: async_lock::Mutex::new(()),
@@ -304,6 +307,11 @@ impl Pools {
         Ok(map.address_of(shard, &self.address))
     }
 
+    /// The name that nodes' certificates have to be for, where it is not their host.
+    fn server_name(&self) -> Option<&str> {
+        self.config.tls.as_ref()?.server_name.as_deref()
+    }
+
     /// Connects to `address` within the time for that.
     pub(crate) async fn open(
         &self,
@@ -316,6 +324,7 @@ impl Pools {
             client_id: self.client_id,
             token: &self.config.token,
             name: &self.config.name,
+            tls: self.tls.as_ref().map(|tls| (tls, self.server_name())),
         };
         let span = self.config.connect_timeout;
         let late = async {

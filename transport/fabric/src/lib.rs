@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod tcp;
+pub mod tls;
 
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll};

@@ -1,5 +1,6 @@
 //! The server as a program starts and stops it, and the thread that accepts.
 
+use std::cell::RefCell;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use futures_channel::oneshot;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use terrace_engine::{Engine, UnavailableReason};
+use terrace_fabric::tls::NodeTls;
 use terrace_runtime::executor::MonotonicClock;
 use terrace_runtime::mailbox::mailbox;
 use terrace_runtime::{Eventfd, MailboxSender, block_on};
@@ -246,14 +248,26 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, stop: &Eventfd) {
         match listener.accept() {
             Ok((socket, peer)) => {
                 let most = shared.config.connections_max;
+                let tls = &shared.config.tls;
                 let Some(seat) = Seat::take(&taken, most) else {
-                    turn_away(&socket, most);
+                    // Frames mean nothing to a client that speaks TLS: its connection just ends.
+                    if tls.is_none() {
+                        turn_away(&socket, most);
+                    }
                     continue;
+                };
+                let tls = match tls.as_ref().map(NodeTls::accept).transpose() {
+                    Ok(session) => session.map(|session| Box::new(RefCell::new(session))),
+                    Err(error) => {
+                        tracing::error!(%peer, %error, "begin TLS");
+                        continue;
+                    }
                 };
                 let arrival = Arrival {
                     socket,
                     peer,
                     received: Vec::new(),
+                    tls,
                     seat,
                 };
                 next = (next + 1) % shared.hosts.len();

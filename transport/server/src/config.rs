@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use terrace_fabric::tls::NodeTls;
 use terrace_types::limits::BLOCK_LEN_MAX;
 use terrace_wire::FrameLimits;
 use terrace_wire::limits::BODY_LEN_MAX;
@@ -11,6 +12,8 @@ use terrace_wire::limits::BODY_LEN_MAX;
 pub struct ServerConfig {
     /// What a client has to show in its hello; `None` for nothing.
     pub token: Option<Vec<u8>>,
+    /// TLS below the frames of all connections; `None` for none.
+    pub tls: Option<NodeTls>,
     /// The node's id, the same for ever.
     pub node_id: [u8; 16],
     /// Grows with every start of the node.
@@ -48,6 +51,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             token: None,
+            tls: None,
             node_id: [0; 16],
             node_epoch: 1,
             connections_max: 16_384,

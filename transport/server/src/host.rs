@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use terrace_engine::{Engine, Shard};
+use terrace_fabric::tls::NodeTls;
 use terrace_fabric::{TcpReceiver, TcpSender};
 use terrace_runtime::net::TcpSocket;
 use terrace_runtime::{Mailbox, MailboxSender};
@@ -23,7 +24,7 @@ use crate::connection::{Connection, Overdue};
 use crate::latency::{Hop, Latencies};
 use crate::session;
 use crate::slow::{SlowLog, SlowRequest};
-use crate::socket::ShardSocket;
+use crate::socket::{Records, ShardSocket};
 use crate::stats::{ServerCounters, ServerReport};
 use crate::trace::Trace;
 
@@ -59,6 +60,8 @@ pub(crate) struct Arrival {
     pub(crate) peer: SocketAddr,
     /// What was received of it before: its hello, when it comes from another shard.
     pub(crate) received: Vec<u8>,
+    /// Its TLS, when it comes from another shard and has one.
+    pub(crate) tls: Option<Records>,
     /// Counts the connection as long as it lives.
     pub(crate) seat: Seat,
 }
@@ -206,10 +209,11 @@ impl Host {
             socket,
             peer,
             received,
+            tls,
             seat,
         } = arrival;
         let socket = match TcpSocket::adopt(socket) {
-            Ok(socket) => Rc::new(ShardSocket(socket)),
+            Ok(socket) => Rc::new(ShardSocket::new(socket, tls)),
             Err(error) => return tracing::warn!(%peer, %error, "take a connection over"),
         };
         let id = self.next_id.get();
@@ -224,7 +228,16 @@ impl Host {
         self.watch();
         let host = Rc::clone(self);
         self.shard.spawn(Box::pin(async move {
-            let leaves = session::serve(&connection, receiver).await;
+            // The time for the hello counts from the arrival, so it bounds this too.
+            let leaves = match socket.shake_hands().await {
+                Ok(()) => session::serve(&connection, receiver).await,
+                Err(error) => {
+                    tracing::info!(%peer, %error, "no agreement on TLS");
+                    host.count(|counters| counters.tls_refused += 1);
+                    socket.linger().await;
+                    None
+                }
+            };
             host.connections.borrow_mut().remove(&id);
             match leaves {
                 None => connection.close(),
@@ -245,9 +258,10 @@ impl Host {
         received: Vec<u8>,
         seat: Seat,
     ) {
-        let Some(ShardSocket(socket)) = Rc::into_inner(socket) else {
+        let Some(socket) = Rc::into_inner(socket) else {
             return tracing::error!(%peer, "a connection that moves is still in use");
         };
+        let (socket, tls) = socket.into_parts();
         let socket = match socket.release() {
             Ok(socket) => socket,
             Err(error) => return tracing::warn!(%peer, %error, "move a connection"),
@@ -256,6 +270,7 @@ impl Host {
             socket,
             peer,
             received,
+            tls,
             seat,
         };
         if let Some(host) = self.shared.hosts.get(shard as usize) {
@@ -271,10 +286,7 @@ impl Host {
         let arena_len = self.engine.config().arena_len();
         NodeTerms {
             version: VERSION,
-            security: match config.token {
-                Some(_) => Security::TOKEN,
-                None => Security::default(),
-            },
+            security: security(config),
             shard: self.shard.number() as u32,
             features: FEATURES,
             node_id: config.node_id,
@@ -381,6 +393,21 @@ impl Host {
             connection.close();
         }
     }
+}
+
+/// What is checked before a hello is answered.
+fn security(config: &ServerConfig) -> Security {
+    let tls = config.tls.as_ref();
+    let checks = [
+        (config.token.is_some(), Security::TOKEN),
+        (tls.is_some(), Security::TLS),
+        (
+            tls.is_some_and(NodeTls::asks_clients),
+            Security::CLIENT_CERTIFICATE,
+        ),
+    ];
+    let checked = checks.iter().filter(|(is_checked, _)| *is_checked);
+    Security(checked.fold(0, |all, (_, one)| all | one.0))
 }
 
 /// What the server can.

@@ -35,3 +35,4 @@ pub use config::ServerConfig;
 pub use latency::{EDGES, EDGES_NS, Histogram, Hop, Latencies};
 pub use slow::{SLOW_MAX, SlowRequest};
 pub use stats::{ServerCounters, ServerReport};
+pub use terrace_fabric::tls;

@@ -41,6 +41,8 @@ counters! {
     closed_stalled: "terrace_server_closed_stalled_total",
     /// Connections closed as nothing came.
     closed_silent: "terrace_server_closed_silent_total",
+    /// Connections closed as their clients and the node did not agree on TLS.
+    tls_refused: "terrace_server_tls_refused_total",
     /// Requests that came.
     requests: "terrace_server_requests_total",
     /// Requests answered by an error.

@@ -5,6 +5,7 @@ pub mod get;
 pub mod keys;
 pub mod put;
 pub mod said;
+pub mod tls;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +13,9 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use terrace_client::blocking::{Client, Namespace};
-use terrace_client::{CallOptions, Cause, ClientConfig};
+use terrace_client::{CallOptions, Cause, ClientConfig, TlsFault};
+
+use tls::TlsArgs;
 
 /// Exit code: all is done.
 pub const DONE: u8 = 0;
@@ -46,6 +49,9 @@ pub struct NodeArgs {
     /// File whose first line is the token that the node asks for, without the white space around it.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// TLS to the node.
+    #[command(flatten)]
+    pub tls: TlsArgs,
     /// Seconds that one call may take.
     #[arg(long, value_name = "SECONDS", default_value = "30",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
@@ -90,6 +96,7 @@ pub fn code_of(error: &terrace_client::Error) -> u8 {
     match error.cause() {
         Cause::Argument { .. } | Cause::Key(_) => USAGE,
         Cause::Rejected { .. } if !error.is_retryable() => REJECTED,
+        Cause::Tls(TlsFault::Refused { .. }) => REJECTED,
         _ => UNAVAILABLE,
     }
 }
@@ -122,6 +129,7 @@ impl NodeArgs {
         if let Some(path) = &self.token_file {
             config.token = read_token(path)?;
         }
+        config.tls = self.tls.options()?;
         let client = Client::new(config)?;
         let blocks = client.namespace(&self.namespace)?;
         Ok(Node {

@@ -12,21 +12,21 @@
 //! - A frame that was begun is finished: when its call is gone, with zeros in place of its values.
 //!   They do not match their checksum, and so the node refuses them.
 
+mod link;
 mod open;
 mod receive;
 mod send;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use async_io::Async;
 use terrace_wire::{ClientSession, ErrorCode, FrameHead, NodeTerms, SessionState, request};
 
 use crate::error::Failure;
 
+use link::Link;
 pub(crate) use open::{Hello, Wish, open};
 use receive::Incoming;
 pub(crate) use send::Frame;
@@ -80,7 +80,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Connection {
     address: Arc<str>,
-    socket: Async<TcpStream>,
+    link: Link,
     terms: NodeTerms,
     outgoing: async_lock::Mutex<Outgoing>,
     state: Mutex<State>,

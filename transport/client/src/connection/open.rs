@@ -1,18 +1,20 @@
 //! Making a connection: the address, the socket, the hellos.
 
+use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use async_io::Async;
 use futures_channel::oneshot;
-use futures_lite::{AsyncReadExt, AsyncWriteExt};
+use terrace_fabric::tls::{ClientTls, TlsFault};
 use terrace_wire::limits::{VALUES_LEN_MAX, VERSION};
 use terrace_wire::{
     ClientHello, ClientSession, ErrorFrame, Expected, FRAME_HEAD_LEN, Features, FrameHead,
     FrameLimits, NodeTerms, Offer, Partial, Reply, Transport,
 };
 
+use super::link::Link;
 use super::receive::Incoming;
 use super::send::Outgoing;
 use super::{Connection, State};
@@ -29,6 +31,9 @@ const LIMITS: FrameLimits = FrameLimits {
     values_len_max: VALUES_LEN_MAX,
 };
 
+/// How a record of TLS begins that carries an alert.
+const TLS_ALERT: [u8; 2] = [21, 3];
+
 /// Whom to connect to, and as whom.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wish<'a> {
@@ -42,6 +47,9 @@ pub(crate) struct Wish<'a> {
     pub(crate) token: &'a [u8],
     /// What logs call it.
     pub(crate) name: &'a str,
+    /// TLS below the frames, and the name that the node's certificate has to be for, unless that is
+    /// the host of the address.
+    pub(crate) tls: Option<(&'a ClientTls, Option<&'a str>)>,
 }
 
 /// What a node said in its hello.
@@ -94,9 +102,9 @@ async fn shake_hands(
     wish: Wish<'_>,
     socket: Async<TcpStream>,
 ) -> Result<(Arc<Connection>, Hello), Failure> {
-    let failed = |error| Failure::unavailable(format_args!("handshake: {error}"));
     // Requests are whole when they are written.
     socket.get_ref().set_nodelay(true).map_err(failed)?;
+    let link = link(wish, socket).await?;
     let hello = ClientHello {
         version_low: VERSION,
         version_high: VERSION,
@@ -109,12 +117,16 @@ async fn shake_hands(
     };
     let mut frame = vec![0; 4096];
     let len = hello.encode(&mut frame).map_err(Failure::protocol)?;
-    (&socket).write_all(&frame[..len]).await.map_err(failed)?;
+    // A node that refuses the client may end the connection before it read the hello; what it said
+    // before is what counts.
+    let sent = link.write_all(&frame[..len]).await;
 
-    (&socket)
-        .read_exact(&mut frame[..FRAME_HEAD_LEN])
-        .await
-        .map_err(failed)?;
+    let count = link.read_full(&mut frame[..FRAME_HEAD_LEN]).await;
+    let count = count.map_err(failed)?;
+    if count < FRAME_HEAD_LEN {
+        sent.map_err(failed)?;
+        return Err(ended(wish, &frame[..count]));
+    }
     let mut session = ClientSession::new(Offer {
         features: FEATURES,
         limits: LIMITS,
@@ -125,7 +137,9 @@ async fn shake_hands(
     };
     let expected = session.on_head(&head).map_err(Failure::protocol)?;
     frame.resize(head.body_len as usize, 0);
-    (&socket).read_exact(&mut frame).await.map_err(failed)?;
+    if link.read_full(&mut frame).await.map_err(failed)? < frame.len() {
+        return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+    }
     let body = head.body(&frame).map_err(Failure::protocol)?;
     let reply = Reply::decode(&head, body).map_err(Failure::protocol)?;
     let hello = match (expected, reply) {
@@ -137,8 +151,37 @@ async fn shake_hands(
         (_, Reply::Error(error)) => return Err(refusal(&error)),
         _ => return Err(Failure::protocol("the first frame is no hello")),
     };
-    let connection = made(wish, socket, session, hello.terms);
+    let connection = made(wish, link, session, hello.terms);
     Ok((Arc::new(connection), hello))
+}
+
+/// The socket below the frames; with TLS, once that is agreed on.
+async fn link(wish: Wish<'_>, socket: Async<TcpStream>) -> Result<Link, Failure> {
+    let host = wish.address.rsplit_once(':').map_or("", |(host, _)| host);
+    let session = match wish.tls {
+        None => None,
+        Some((tls, name)) => Some(tls.connect(name.unwrap_or(host)).map_err(Failure::tls)?),
+    };
+    let link = Link::new(socket, session);
+    link.shake_hands().await.map_err(failed)?;
+    Ok(link)
+}
+
+/// Why the hellos were not exchanged.
+fn failed(error: io::Error) -> Failure {
+    match TlsFault::of(&error) {
+        Some(fault) => Failure::tls(fault.clone()),
+        None => Failure::unavailable(format_args!("handshake: {error}")),
+    }
+}
+
+/// Why a node ended the connection behind so few bytes.
+fn ended(wish: Wish<'_>, received: &[u8]) -> Failure {
+    // What answers a frame by an alert of TLS 1.2 or 1.3 takes nothing else.
+    if wish.tls.is_none() && received.starts_with(&TLS_ALERT) {
+        return Failure::tls(TlsFault::TlsOnly);
+    }
+    failed(io::ErrorKind::UnexpectedEof.into())
 }
 
 /// A node that gives another shard than was asked for has another map.
@@ -149,15 +192,10 @@ fn check_shard(wish: Wish<'_>, terms: &NodeTerms) -> Result<(), Failure> {
     }
 }
 
-fn made(
-    wish: Wish<'_>,
-    socket: Async<TcpStream>,
-    session: ClientSession,
-    terms: NodeTerms,
-) -> Connection {
+fn made(wish: Wish<'_>, link: Link, session: ClientSession, terms: NodeTerms) -> Connection {
     Connection {
         address: Arc::clone(wish.address),
-        socket,
+        link,
         terms,
         outgoing: async_lock::Mutex::new(Outgoing::default()),
         state: Mutex::new(State {

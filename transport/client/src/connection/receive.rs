@@ -110,7 +110,7 @@ impl Connection {
     /// Receives into `target` without waiting; `None` when nothing is there.
     fn try_receive(&self, target: &mut [u8]) -> Result<Option<usize>, Failure> {
         loop {
-            match self.socket.get_ref().read(target) {
+            match self.link.read(target) {
                 Ok(0) => {
                     let error = io::Error::from(io::ErrorKind::UnexpectedEof);
                     return Err(Failure::io("receive", &error));
@@ -125,7 +125,7 @@ impl Connection {
 
     /// Waits for the socket as the leader.
     fn poll_socket(&self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        let ready = ready!(self.socket.poll_readable(cx));
+        let ready = ready!(self.link.poll_readable(cx));
         Poll::Ready(ready.map_err(|error| Failure::io("receive", &error)))
     }
 

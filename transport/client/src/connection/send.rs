@@ -1,7 +1,7 @@
 //! Writing: whole frames, from the memory of their call, one after another.
 
 use std::future::poll_fn;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -9,6 +9,7 @@ use terrace_wire::{
     ErrorCode, FRAME_HEAD_LEN, NamespaceNumber, OpenNamespace, SessionError, Verb, WireError,
 };
 
+use super::link::Link;
 use super::{CREDIT_WAITER, Call, Connection, Slot, State};
 use crate::error::{Cause, Failure, Retry};
 
@@ -184,7 +185,7 @@ impl Connection {
                 drop(self.write_some(&mut self.state(), outgoing));
                 return Poll::Ready(Ok(()));
             }
-            match outgoing.write(&mut self.socket.get_ref(), values) {
+            match outgoing.write(&self.link, values) {
                 Ok(()) => continue,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -199,7 +200,7 @@ impl Connection {
                 return Poll::Ready(Err(failure));
             }
             drop(state);
-            if let Err(error) = ready!(self.socket.poll_writable(cx)) {
+            if let Err(error) = ready!(self.link.poll_writable(cx)) {
                 let failure = Failure::io("send", &error);
                 self.fail(&mut self.state(), failure.clone());
                 return Poll::Ready(Err(failure));
@@ -215,7 +216,7 @@ impl Connection {
         outgoing.frame.append(&mut state.control);
         let mut none = Values::default();
         while !outgoing.is_done() {
-            match outgoing.write(&mut self.socket.get_ref(), &mut none) {
+            match outgoing.write(&self.link, &mut none) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -254,7 +255,7 @@ impl Outgoing {
     }
 
     /// Writes once, as much as the socket takes.
-    fn write(&mut self, socket: &mut impl Write, values: &mut Values<'_>) -> io::Result<()> {
+    fn write(&mut self, link: &Link, values: &mut Values<'_>) -> io::Result<()> {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let mut count = 0;
         let mut push = |slice| {
@@ -279,7 +280,7 @@ impl Outgoing {
                 }
             }
         }
-        let written = socket.write_vectored(&slices[..count])?;
+        let written = link.write_vectored(&slices[..count])?;
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
@@ -369,7 +370,7 @@ impl<'a> Waiter<'a> {
             if self.outgoing.is_done() {
                 return Poll::Pending;
             }
-            ready!(self.connection.socket.poll_writable(cx))
+            ready!(self.connection.link.poll_writable(cx))
                 .map_err(|error| Failure::io("send", &error))?;
         }
     }
