@@ -9,6 +9,7 @@ mod machine;
 mod run;
 mod samples;
 mod settings;
+mod table;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -34,6 +35,9 @@ struct Cli {
     /// Check all values and the host, print what is in force, and end.
     #[arg(long)]
     check: bool,
+    /// Print the table of all settings in Markdown, and end.
+    #[arg(long)]
+    help_config: bool,
     #[command(flatten)]
     settings: Settings,
 }
@@ -43,6 +47,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    if cli.help_config {
+        let _ = write!(std::io::stdout(), "{}", table::settings());
+        return ExitCode::SUCCESS;
+    }
     let is_check = cli.check;
     let outcome = effective(cli).map_err(anyhow::Error::from);
     let outcome = outcome.and_then(|values| match is_check {

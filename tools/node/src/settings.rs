@@ -14,7 +14,7 @@ pub(crate) struct Settings {
     /// Address to serve clients on.
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Option<String>,
-    /// Address of metrics and health over HTTP; `off` for none.
+    /// Address of the admin interface over HTTP, metrics and health; `off` for none.
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics: Option<String>,
     /// Folder of the node's identity and of its NVMe tier's file.
@@ -43,7 +43,7 @@ pub(crate) struct Settings {
     /// Policy of the DRAM tier, by name.
     #[arg(long, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    /// File whose first line clients have to show.
+    /// File whose first line, 8 to 1024 bytes, clients have to show.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Listen beyond this machine without a token.
@@ -55,7 +55,7 @@ pub(crate) struct Settings {
     /// Most connections at once.
     #[arg(long, value_name = "N")]
     pub(crate) connections: Option<usize>,
-    /// Seconds after which a client that says nothing is closed.
+    /// Seconds after which a silent client without pins and leases is closed.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) silence: Option<u64>,
     /// Seconds that a stop may take to answer what is under way and to write blocks down.
@@ -100,7 +100,7 @@ impl SettingsError {
 const PREFIX: &str = "TERRACE_";
 
 /// Variables that other programs and the tests of the project read.
-const FOREIGN: [&str; 8] = [
+const FOREIGN: [&str; 11] = [
     "TERRACE_ADDR",
     "TERRACE_NAMESPACE",
     "TERRACE_TRACES",
@@ -109,6 +109,9 @@ const FOREIGN: [&str; 8] = [
     "TERRACE_CUT",
     "TERRACE_CUTS",
     "TERRACE_KILLS",
+    "TERRACE_OUTAGE_SECONDS",
+    "TERRACE_FUZZ_SECONDS",
+    "TERRACE_IDLE_CONNECTIONS",
 ];
 
 /// Whether Kubernetes sets a variable in every container beside a Service named `terrace`.
@@ -117,7 +120,7 @@ fn is_of_service(field: &str) -> bool {
 }
 
 /// The names of all fields, as a config file and, in capitals, the environment have them.
-const FIELDS: [&str; 16] = [
+pub(crate) const FIELDS: [&str; 16] = [
     "listen",
     "metrics",
     "data",
