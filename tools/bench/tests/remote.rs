@@ -80,7 +80,11 @@ fn trace_is_played_to_a_node_and_verified() {
 
     let output = command(server.address(), &args).output().unwrap();
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    for words in ["2 shard(s)", "wrong bytes           0", "calls without answer"] {
+    for words in [
+        "2 shard(s)",
+        "wrong bytes           0",
+        "calls without answer",
+    ] {
         assert!(table.contains(words), "no `{words}` in {table}");
     }
     std::fs::remove_file(file).unwrap();
@@ -104,6 +108,7 @@ fn node_that_goes_away_and_comes_back_costs_failures_only() {
     let report = report(&child.wait_with_output().unwrap());
     assert_eq!(number(&report, "/requests"), 3000);
     assert_eq!(number(&report, "/verify_failures"), 0, "{report}");
+    println!("{report:#}");
     assert!(number(&report, "/client/connects") > 3, "{report}");
     assert!(block_on(server.observer().counters()).requests > 0);
 }
@@ -112,7 +117,10 @@ fn node_that_goes_away_and_comes_back_costs_failures_only() {
 fn wrong_input_is_named() {
     let engine = engine();
     let server = serve(&engine, "127.0.0.1:0", Some(TOKEN));
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let cases: [(SocketAddr, &[&str], &[&str]); 8] = [
         (nobody, &[], &["--remote", "not available"]),
         (server.address(), &[], &["token", "refused"]),
@@ -121,7 +129,11 @@ fn wrong_input_is_named() {
         (nobody, &["--threads", "0"], &["--threads", "0", "256"]),
         (nobody, &["--threads", "9"], &["--iodepth", "4", "9"]),
         (nobody, &["--namespace", ""], &["--namespace"]),
-        (nobody, &["--token-file", "no/such"], &["--token-file", "no/such"]),
+        (
+            nobody,
+            &["--token-file", "no/such"],
+            &["--token-file", "no/such"],
+        ),
     ];
     for (address, args, words) in cases {
         let output = command(address, args).output().unwrap();
@@ -136,5 +148,8 @@ fn wrong_input_is_named() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&bench.stderr).into_owned();
-    assert!(text.contains("--threads") && text.contains("--remote"), "{text}");
+    assert!(
+        text.contains("--threads") && text.contains("--remote"),
+        "{text}"
+    );
 }

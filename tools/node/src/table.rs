@@ -1,5 +1,7 @@
 //! The table of all settings, as docs/node.md has it: names and words from where they are parsed.
 
+use std::fmt::Write;
+
 use clap::CommandFactory;
 
 use crate::Cli;
@@ -15,9 +17,8 @@ pub(crate) fn settings() -> String {
         let what = found.and_then(clap::Arg::get_help).map(ToString::to_string);
         let what = what.unwrap_or_default();
         let (what, default) = (what.trim_end_matches('.'), default_of(field));
-        table.push_str(&format!(
-            "| `{field}` | `--{flag}` | {what} | {default} |\n"
-        ));
+        // Writing to a string does not fail.
+        let _ = writeln!(table, "| `{field}` | `--{flag}` | {what} | {default} |");
     }
     table
 }

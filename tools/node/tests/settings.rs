@@ -240,8 +240,14 @@ fn document_has_the_table_of_settings() {
     let document = include_str!("../../../docs/node.md");
     let section = document.split("## Settings").nth(1).unwrap();
     let section = section.split("## ").next().unwrap();
-    let rows: Vec<&str> = section.lines().filter(|line| line.starts_with('|')).collect();
+    let rows: Vec<&str> = section
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .collect();
     let table = table_of_settings(&folder.0);
     let printed: Vec<&str> = table.lines().collect();
-    assert_eq!(rows, printed, "docs/node.md has to have what --help-config prints");
+    assert_eq!(
+        rows, printed,
+        "docs/node.md has to have what --help-config prints"
+    );
 }

@@ -16,8 +16,8 @@ use terrace_sim::{Workload, simulate};
 
 pub use chains::{ChainTiers, Layout};
 pub use golden::{GoldenArgs, compare};
-pub use options::{Mode, SimArgs, SimOptions, Tables, engine_flag, sim_flag};
 pub(crate) use options::flag;
+pub use options::{Mode, SimArgs, SimOptions, Tables, engine_flag, sim_flag};
 pub use rows::{Row, TierRow};
 
 /// Requests of the synthetic trace that stands in for a missing one.

@@ -37,7 +37,10 @@ fn idle_connections_cost_little_and_others_are_served() {
     let count = number_of("TERRACE_IDLE_CONNECTIONS").unwrap_or(400);
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let needed = count + DESCRIPTORS_BESIDE;
-    assert!(needed <= hard, "the limit on open files is {hard}, needed are {needed}");
+    assert!(
+        needed <= hard,
+        "the limit on open files is {hard}, needed are {needed}"
+    );
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(needed), hard).unwrap();
     let folder = Folder::new("live-crowd");
     let node = Node::start(&folder, &free_address(), &["--nvme", "0"]);

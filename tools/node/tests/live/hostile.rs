@@ -212,7 +212,9 @@ fn attack_all(address: SocketAddr, half: u64, span: Option<Duration>) -> u64 {
                 })
             })
             .collect();
-        let counts = attackers.into_iter().map(|attacker| attacker.join().unwrap());
+        let counts = attackers
+            .into_iter()
+            .map(|attacker| attacker.join().unwrap());
         counts.sum()
     })
 }
@@ -258,7 +260,10 @@ fn strange_bytes_at_a_live_port_do_no_harm() {
         calls.load(Ordering::Relaxed)
     );
     assert!(malformed > 0, "nothing strange came to the node");
-    assert!(after <= before + GROWTH_MAX, "memory grew from {before} to {after}");
+    assert!(
+        after <= before + GROWTH_MAX,
+        "memory grew from {before} to {after}"
+    );
     node.until_metric("terrace_pinned_bytes", 0);
     node.until_metric("terrace_slots_being_written", 0);
     node.end();

@@ -84,7 +84,9 @@ fn verify(blocks: &Namespace, known: &Known) -> usize {
     for number in &numbers {
         let got = blocks.get(&key(*number), &CallOptions::default());
         let got = got.unwrap_or_else(|error| panic!("{error}"));
-        let got = got.hit().unwrap_or_else(|| panic!("block {number} is missing"));
+        let got = got
+            .hit()
+            .unwrap_or_else(|| panic!("block {number} is missing"));
         assert!(got == bytes(*number), "block {number} has other bytes");
     }
     numbers.len()

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
-use terrace_client::blocking::Namespace;
 use terrace_client::CallOptions;
+use terrace_client::blocking::Namespace;
 use terrace_types::PutOutcome;
 
 use crate::process::{Folder, Node, blocks_at, is_of_outage, now, outage, value};
@@ -23,7 +23,9 @@ fn ip(line: &str) -> Result<(), String> {
     let output = output.map_err(|error| format!("ip: {error}"))?;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     let is_done = output.status.success();
-    is_done.then_some(()).ok_or_else(|| format!("ip {line}: {}", told.trim()))
+    is_done
+        .then_some(())
+        .ok_or_else(|| format!("ip {line}: {}", told.trim()))
 }
 
 /// Two hosts and the link between them, gone with this.

@@ -85,7 +85,12 @@ pub(crate) struct Node {
 impl Node {
     /// A node of two shards that listens at `address`.
     pub(crate) fn start(folder: &Folder, address: &str, flags: &[&str]) -> Self {
-        Self::start_by(Command::new(env!("CARGO_BIN_EXE_terrace-node")), folder, address, flags)
+        Self::start_by(
+            Command::new(env!("CARGO_BIN_EXE_terrace-node")),
+            folder,
+            address,
+            flags,
+        )
     }
 
     /// The same, by a command to which the node's flags are added.
@@ -149,7 +154,10 @@ impl Node {
             }
             std::thread::yield_now();
         }
-        panic!("{name} is {} and does not become {wanted}", self.metric(name));
+        panic!(
+            "{name} is {} and does not become {wanted}",
+            self.metric(name)
+        );
     }
 
     /// Tells the node to stop, and holds it to a clean end.
