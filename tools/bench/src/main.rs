@@ -34,7 +34,7 @@ struct Cli {
 enum Command {
     /// Replay a trace: every block id becomes a block, hits are verified byte by byte, misses
     /// are generated and put.
-    Replay(ReplayArgs),
+    Replay(Box<ReplayArgs>),
     /// Compare every expected hit count with the one that is simulated here.
     Golden(GoldenArgs),
     /// Open an engine, say `ready`, leave it alone, and print the CPU time that took.

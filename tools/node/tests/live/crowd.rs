@@ -63,7 +63,7 @@ fn idle_connections_cost_little_and_others_are_served() {
     let (after, kernel_after) = (node.process.resident(), kernel_bytes());
     let cost = after.saturating_sub(before) / count;
     let kernel = kernel_after.saturating_sub(kernel_before) / count;
-    println!(
+    eprintln!(
         "{count} idle connections: {cost} bytes of the node's memory for each ({before} before, \
          {after} after), {kernel} of the kernel's buffers"
     );

@@ -254,7 +254,7 @@ fn strange_bytes_at_a_live_port_do_no_harm() {
         (first + second, before, node.process.resident())
     });
     let malformed = node.metric("terrace_server_closed_malformed_total");
-    println!(
+    eprintln!(
         "{count} connections of strange bytes, {malformed} ended as malformed; the node's memory \
          {before} bytes after the first quarter or half, {after} at the end; {} calls of another client",
         calls.load(Ordering::Relaxed)

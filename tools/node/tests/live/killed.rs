@@ -129,7 +129,7 @@ fn node_killed_under_load_serves_what_was_durable_to_the_same_clients() {
     });
     let count = verify(&clients[0], &known);
     let failures = known.failures.load(Ordering::Relaxed);
-    println!("{kills} kills, {count} durable blocks read back, {failures} calls failed");
+    eprintln!("{kills} kills, {count} durable blocks read back, {failures} calls failed");
     node.end();
 }
 

@@ -102,7 +102,7 @@ fn run_client(pair: &Pair) {
     let (count, longest) = calls_that_fail(&blocks, span);
     pair.set_link("up");
     let (back, tries) = first_answer(&blocks, &sent);
-    println!(
+    eprintln!(
         "link down for {span:?}: {count} calls of {DEADLINE:?} failed, longest {longest:?}; \
          the first answer {back:?} after it was up, at try {tries}"
     );
