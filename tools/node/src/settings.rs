@@ -229,8 +229,17 @@ fn one_line(text: &str, error: &toml::de::Error) -> String {
     match error.span() {
         Some(span) => {
             let before = text.get(..span.start).unwrap_or_default();
-            let line = before.matches('\n').count() + 1;
-            format!("line {line}: {message}")
+            let line = before.matches('\n').count();
+            // It names the field, which the message need not.
+            let shown: String = text
+                .lines()
+                .nth(line)
+                .unwrap_or_default()
+                .trim()
+                .chars()
+                .take(80)
+                .collect();
+            format!("line {}, `{shown}`: {message}", line + 1)
         }
         None => message,
     }

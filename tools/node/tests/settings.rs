@@ -43,7 +43,7 @@ fn assert_refused(what: &str, output: &Output, words: &[&str]) {
 
 /// Each of these files is wrong in one way; the words are of field, value and limit.
 const WRONG_FILES: [(&str, &[&str]); 36] = [
-    ("listen = 7440", &["line 1", "string"]),
+    ("listen = 7440", &["line 1", "listen", "string"]),
     ("listen = \"7440\"", &["listen", "7440", "127.0.0.1:7440"]),
     ("listen = \"localhost:99999\"", &["listen", "99999"]),
     (
@@ -64,16 +64,16 @@ const WRONG_FILES: [(&str, &[&str]); 36] = [
     ("dram = \"much\"", &["dram", "much", "length"]),
     ("dram = \"1KiB\"", &["dram", "1024"]),
     ("dram = \"1 furlong\"", &["dram", "furlong"]),
-    ("dram = 5", &["line 1", "string"]),
+    ("dram = 5", &["line 1", "dram", "string"]),
     ("nvme = \"1MiB\"", &["nvme", "1048576", "at least"]),
     ("nvme = \"-1\"", &["nvme", "-1"]),
     ("nvme = \"1GiB\"\ndevices = [\"a\"]", &["nvme", "devices"]),
     ("devices = [\"a\", \"a\"]", &["devices", "once"]),
-    ("devices = \"a\"", &["line 1", "sequence"]),
+    ("devices = \"a\"", &["line 1", "devices", "sequence"]),
     ("shards = 0", &["shards", "0", "1 to 1024"]),
     ("shards = 1000", &["shards", "1000", "processors"]),
-    ("shards = -1", &["line 1"]),
-    ("shards = \"two\"", &["line 1", "two"]),
+    ("shards = -1", &["line 1", "shards", "-1"]),
+    ("shards = \"two\"", &["line 1", "shards", "two"]),
     ("hugepages = \"some\"", &["hugepages", "some", "prefer"]),
     ("policy = \"MRU\"", &["policy", "MRU", "LRU"]),
     (
@@ -87,9 +87,9 @@ const WRONG_FILES: [(&str, &[&str]); 36] = [
         "\n\nlisen = \"127.0.0.1:7440\"",
         &["line 3", "lisen", "listen"],
     ),
-    ("listen = ", &["line 1"]),
-    ("pinned = \"yes\"", &["line 1", "boolean"]),
-    ("silence = 1.5", &["line 1", "1.5"]),
+    ("listen = ", &["line 1", "listen"]),
+    ("pinned = \"yes\"", &["line 1", "pinned", "boolean"]),
+    ("silence = 1.5", &["line 1", "silence", "1.5"]),
     ("connections = 600000", &["connections", "600000", "524288"]),
     ("nvme = \"99999999999TiB\"", &["nvme", "99999999999TiB"]),
     ("dram = \"64MiB\"\ndram = \"1GiB\"", &["line 2", "dram"]),
