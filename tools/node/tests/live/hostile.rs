@@ -17,7 +17,7 @@ use terrace_wire::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::process::{Folder, Node, Random, free_address, now, number_of, value};
+use crate::process::{Folder, Node, Random, Stop, free_address, now, number_of, value};
 
 const ATTACKERS: u64 = 2;
 /// Connections of each attacker in each half of a run of CI.
@@ -82,7 +82,7 @@ fn right_frame(random: &mut Random, id: u64) -> Vec<u8> {
     };
     match random.below(4) {
         0 => {
-            let bytes = value(random.next(), random.below(3000));
+            let bytes = value(random.next(), 1 + random.below(3000));
             let entries = [PutEntry {
                 key: &key,
                 hint: Hint::default(),
@@ -245,11 +245,12 @@ fn strange_bytes_at_a_live_port_do_no_harm() {
     let span = number_of("TERRACE_FUZZ_SECONDS").map(Duration::from_secs);
     let (stop, calls) = (AtomicBool::new(false), AtomicU64::new(0));
     let (count, before, after) = std::thread::scope(|scope| {
+        let told = Stop(&stop);
         let other = scope.spawn(|| honest(&blocks, &stop, &calls));
         let first = attack_all(node.address, 0, span.map(|span| span / 4));
         let before = node.process.resident();
         let second = attack_all(node.address, 1, span.map(|span| span * 3 / 4));
-        stop.store(true, Ordering::Relaxed);
+        drop(told);
         other.join().unwrap();
         (first + second, before, node.process.resident())
     });

@@ -11,7 +11,7 @@ use terrace_client::CallOptions;
 use terrace_client::blocking::Namespace;
 use terrace_types::{Lookup, PutOutcome};
 
-use crate::process::{Folder, Node, blocks_at, free_address, is_of_outage, number_of, value};
+use crate::process::{Folder, Node, Stop, blocks_at, free_address, is_of_outage, number_of, value};
 
 const THREADS: u64 = 4;
 /// Puts that are acknowledged between one kill and the next.
@@ -103,7 +103,6 @@ fn node_killed_under_load_serves_what_was_durable_to_the_same_clients() {
     let kills = number_of("TERRACE_KILLS").unwrap_or(3);
     let (told, heard) = channel();
     std::thread::scope(|scope| {
-        // Also when an assertion fails, or the scope would wait for threads that go on.
         let stop = Stop(&known.stop);
         let start = |first: u64| {
             for thread in 0..THREADS {
@@ -131,12 +130,4 @@ fn node_killed_under_load_serves_what_was_durable_to_the_same_clients() {
     let failures = known.failures.load(Ordering::Relaxed);
     eprintln!("{kills} kills, {count} durable blocks read back, {failures} calls failed");
     node.end();
-}
-
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
