@@ -11,7 +11,7 @@ use terrace_engine::{
 use terrace_sim::trace::TraceRequest;
 
 /// How long a prefetch may go on: longer than any request takes.
-const PREFETCH_DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const PREFETCH_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Whether requests are announced to the policies before their blocks are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -23,6 +23,16 @@ pub enum Announce {
     On,
     /// None.
     Off,
+}
+
+impl Announce {
+    pub(crate) const fn is_for(self, request: &TraceRequest) -> bool {
+        match self {
+            Self::Auto => request.is_chain,
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
 }
 
 /// What a client does with a chain before it reads the first block.
@@ -73,7 +83,7 @@ pub(crate) fn links(namespace: Namespace, request: &TraceRequest) -> Vec<Link> {
 }
 
 /// What is known of a request. Zero as its clock would mean "take the engine's".
-fn context(request: &TraceRequest) -> RequestContext {
+pub(crate) fn context(request: &TraceRequest) -> RequestContext {
     RequestContext {
         clock_ms: request.timestamp_ms + 1,
         ..RequestContext::default()
@@ -89,12 +99,7 @@ impl ChainOptions {
         request: &TraceRequest,
         links: &[Link],
     ) -> Option<Prefetch> {
-        let announced = match self.announce {
-            Announce::Auto => request.is_chain,
-            Announce::On => true,
-            Announce::Off => false,
-        };
-        if announced {
+        if self.announce.is_for(request) {
             let access = |link: &Link| Access {
                 id: link.key.hash(),
                 len: 0,

@@ -5,9 +5,11 @@
 
 pub mod burst;
 pub mod chain;
+pub mod pace;
 pub mod payload;
 pub mod raw;
 pub mod recover;
+pub mod remote;
 pub mod replay;
 pub mod report;
 pub mod sim;

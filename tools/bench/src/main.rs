@@ -10,9 +10,11 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use terrace_bench::burst::{self, BurstOptions};
 use terrace_bench::chain::{Announce, ChainOptions};
+use terrace_bench::pace::Speed;
 use terrace_bench::raw::{self, Mode, RawOptions, Rw};
 use terrace_bench::recover::{self, RecoverOptions};
-use terrace_bench::replay::{self, NvmeOptions, ReplayOptions, Speed};
+use terrace_bench::remote::{self, RemoteArgs, RemoteOptions};
+use terrace_bench::replay::{self, NvmeOptions, ReplayOptions};
 use terrace_bench::report;
 use terrace_bench::sim::{self, GoldenArgs, SimArgs, SimOptions};
 use terrace_bench::soak::{self, SoakOptions};
@@ -32,7 +34,7 @@ struct Cli {
 enum Command {
     /// Replay a trace: every block id becomes a block, hits are verified byte by byte, misses
     /// are generated and put.
-    Replay(ReplayArgs),
+    Replay(Box<ReplayArgs>),
     /// Compare every expected hit count with the one that is simulated here.
     Golden(GoldenArgs),
     /// Open an engine, say `ready`, leave it alone, and print the CPU time that took.
@@ -198,6 +200,8 @@ struct ReplayArgs {
     shards: Vec<usize>,
     #[command(flatten)]
     sim: SimArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// DRAM for blocks, such as 512MiB; 1 GiB unless --dram-blocks says otherwise.
     #[arg(long, value_name = "SIZE")]
     dram: Option<ByteLen>,
@@ -380,13 +384,18 @@ fn run_replay(args: &ReplayArgs, matches: &ArgMatches) -> anyhow::Result<u64> {
     if let Some(flag) = sim::sim_flag(is_given) {
         bail!("{flag} is for simulations, and --mode is not sim");
     }
+    if args.remote.remote.is_some() {
+        if let Some(flag) = remote::engine_flag(is_given) {
+            bail!("{flag} is for an engine of this process, and --remote is given");
+        }
+        return run_remote(args);
+    }
+    if let Some(flag) = remote::remote_flag(is_given) {
+        bail!("{flag} is for a node, and --remote is not given");
+    }
     let &[shards] = &args.shards[..] else {
         bail!("--shards has several values, and --mode is not sim");
     };
-    ensure!(
-        args.trace.len() < 2,
-        "--trace is given twice, and --mode is not sim"
-    );
     let options = ReplayOptions {
         policy: args.policy.clone().unwrap_or_else(|| "LRU".to_owned()),
         shards,
@@ -414,17 +423,7 @@ fn run_replay(args: &ReplayArgs, matches: &ArgMatches) -> anyhow::Result<u64> {
         progress: !args.json,
     };
     options.validate()?;
-    let trace = match args.trace.first() {
-        Some(path) => Trace::open(path, args.requests).context("read the trace")?,
-        None => {
-            let requests = args.requests.unwrap_or(2000);
-            Trace::synthesize(&SynthConfig {
-                requests,
-                ..SynthConfig::default()
-            })
-            .context("make a synthetic trace")?
-        }
-    };
+    let trace = trace_of(args)?;
     let outcome = replay::run(&options, &trace)?;
     if args.json {
         report::print_json(&outcome)?;
@@ -432,6 +431,49 @@ fn run_replay(args: &ReplayArgs, matches: &ArgMatches) -> anyhow::Result<u64> {
         report::print_table(&trace, &options, &outcome);
     }
     Ok(outcome.verify_failures)
+}
+
+fn trace_of(args: &ReplayArgs) -> anyhow::Result<Trace> {
+    ensure!(
+        args.trace.len() < 2,
+        "--trace is given twice, and --mode is not sim"
+    );
+    match args.trace.first() {
+        Some(path) => Trace::open(path, args.requests).context("read the trace"),
+        None => {
+            let requests = args.requests.unwrap_or(2000);
+            Trace::synthesize(&SynthConfig {
+                requests,
+                ..SynthConfig::default()
+            })
+            .context("make a synthetic trace")
+        }
+    }
+}
+
+/// Replays to a node and prints; returns the count of blocks that came back wrong.
+fn run_remote(args: &ReplayArgs) -> anyhow::Result<u64> {
+    let options = RemoteOptions {
+        chain: ChainOptions {
+            announce: args.announce,
+            prefetch: args.prefetch,
+        },
+        durable: args.durable,
+        block_len: args.block_len.0,
+        iodepth: args.iodepth,
+        speed: args.speed,
+        progress: !args.json,
+        ..RemoteOptions::new(&args.remote)?
+    };
+    options.validate()?;
+    let trace = trace_of(args)?;
+    let outcome = remote::run(&options, &trace)?;
+    if args.json {
+        report::print_remote_json(&outcome)?;
+    } else {
+        report::print_remote_table(&trace, &options, &outcome);
+    }
+    Ok(outcome.replay.verify_failures)
 }
 
 fn run_sim(args: &ReplayArgs) -> anyhow::Result<()> {

@@ -6,12 +6,9 @@
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 use terrace_engine::{
@@ -23,41 +20,14 @@ use terrace_sim::trace::{Trace, TraceRequest};
 use terrace_types::limits::{BLOCK_LEN_MAX, HUGEPAGE_LEN, SLOT_ALIGN};
 
 use crate::chain::{self, ChainOptions};
+use crate::pace::{Pace, Speed, drive};
 use crate::payload;
 
 /// Most requests in flight: each holds a payload of its own.
-const IODEPTH_MAX: usize = 4096;
+pub(crate) const IODEPTH_MAX: usize = 4096;
 
 /// How long a close may take: all of DRAM may have to be written.
 pub(crate) const CLOSE_DEADLINE: Duration = Duration::from_secs(600);
-
-/// How fast requests arrive.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Speed {
-    /// The next one as soon as one ends: a closed loop.
-    Max,
-    /// At the trace's times divided by this: an open loop.
-    Times(f64),
-}
-
-impl FromStr for Speed {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.eq_ignore_ascii_case("max") {
-            return Ok(Self::Max);
-        }
-        let times: f64 = text
-            .parse()
-            .map_err(|_| format!("`{text}` is neither max nor a number"))?;
-        if !(1e-6..=1e9).contains(&times) {
-            return Err(format!(
-                "{times} is out of range; allowed is 0.000001 to 1000000000"
-            ));
-        }
-        Ok(Self::Times(times))
-    }
-}
 
 /// The NVMe tier of a replay.
 #[derive(Clone, Debug, Default)]
@@ -365,9 +335,17 @@ fn run_on(options: &ReplayOptions, trace: &Trace) -> anyhow::Result<ReplayOutcom
             buffers: Vec::new(),
         }),
     };
-    let bar = progress_bar(options, trace);
+    let bar = progress_bar(options.progress, trace);
     let (started, cpu_before) = (now(), cpu_time());
-    block_on(client.drive(options, trace, started, &bar));
+    let pace = Pace {
+        iodepth: options.iodepth,
+        speed: options.speed,
+        started,
+    };
+    let requests = trace.requests.iter();
+    block_on(drive(requests, pace, &bar, |request| {
+        client.request(request)
+    }));
     let elapsed = started.elapsed();
     let cpu = cpu_time().saturating_sub(cpu_before);
     bar.finish_and_clear();
@@ -380,8 +358,8 @@ fn run_on(options: &ReplayOptions, trace: &Trace) -> anyhow::Result<ReplayOutcom
     Ok(outcome)
 }
 
-fn progress_bar(options: &ReplayOptions, trace: &Trace) -> indicatif::ProgressBar {
-    if !options.progress {
+pub(crate) fn progress_bar(is_wanted: bool, trace: &Trace) -> indicatif::ProgressBar {
+    if !is_wanted {
         return indicatif::ProgressBar::hidden();
     }
     // Draws on stderr, and only when that is a terminal.
@@ -393,7 +371,7 @@ fn progress_bar(options: &ReplayOptions, trace: &Trace) -> indicatif::ProgressBa
     bar
 }
 
-fn empty() -> anyhow::Result<ReplayOutcome> {
+pub(crate) fn empty() -> anyhow::Result<ReplayOutcome> {
     let histogram = || Histogram::new(3).context("make a histogram");
     Ok(ReplayOutcome {
         requests: 0,
@@ -435,39 +413,6 @@ pub fn idle_cpu(span: Duration) -> f64 {
 }
 
 impl Client<'_> {
-    async fn drive(
-        &self,
-        options: &ReplayOptions,
-        trace: &Trace,
-        started: Instant,
-        bar: &indicatif::ProgressBar,
-    ) {
-        let mut in_flight = FuturesUnordered::new();
-        for request in &trace.requests {
-            if let Speed::Times(times) = options.speed {
-                #[expect(clippy::cast_precision_loss, reason = "times of a trace are short")]
-                let due = Duration::from_secs_f64(request.timestamp_ms as f64 / 1e3 / times);
-                let timer = async_io::Timer::at(started + due);
-                let rest = async { while in_flight.next().await.is_some() {} };
-                // Requests under way go on while the next one is not due.
-                let due = async {
-                    timer.await;
-                };
-                futures_lite::future::or(due, async {
-                    rest.await;
-                    std::future::pending::<()>().await;
-                })
-                .await;
-            }
-            while in_flight.len() >= options.iodepth {
-                in_flight.next().await;
-            }
-            in_flight.push(self.request(request));
-            bar.inc(1);
-        }
-        while in_flight.next().await.is_some() {}
-    }
-
     async fn request(&self, request: &TraceRequest) {
         let links = chain::links(self.namespace, request);
         // Dropped with the request: what was not begun until then is not wanted any more.
@@ -568,11 +513,11 @@ impl Client<'_> {
 }
 
 /// Histograms grow as needed, so that recording fails for no value.
-fn record(histogram: &mut Histogram<u64>, ns: u64) {
+pub(crate) fn record(histogram: &mut Histogram<u64>, ns: u64) {
     let recorded = histogram.record(ns);
     debug_assert!(recorded.is_ok());
 }
 
-fn nanos(since: Instant) -> u64 {
+pub(crate) fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -2,6 +2,8 @@
 
 #![expect(clippy::print_stdout, reason = "printing is what this module is for")]
 
+mod remote;
+
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 use terrace_engine::{DeviceGauges, RingReport, TierCounters};
@@ -9,6 +11,8 @@ use terrace_sim::trace::Trace;
 use terrace_types::ByteLen;
 
 use crate::replay::{ReplayOptions, ReplayOutcome};
+
+pub use remote::{print_remote_json, print_remote_table};
 
 #[expect(clippy::cast_precision_loss, reason = "reports round anyway")]
 fn micros(histogram: &Histogram<u64>, quantile: f64) -> f64 {
@@ -128,6 +132,17 @@ fn in_force_json(outcome: &ReplayOutcome) -> Value {
     })
 }
 
+fn puts_json(outcome: &ReplayOutcome) -> Value {
+    json!({
+        "stored": outcome.puts.stored,
+        "exists": outcome.puts.exists,
+        "rejected": outcome.puts.rejected,
+        "busy": outcome.puts.busy,
+        "p50_us": micros(&outcome.put_ns, 0.5),
+        "p99_us": micros(&outcome.put_ns, 0.99),
+    })
+}
+
 /// The report as one JSON value.
 #[must_use]
 pub fn to_json(outcome: &ReplayOutcome) -> Value {
@@ -147,14 +162,7 @@ pub fn to_json(outcome: &ReplayOutcome) -> Value {
         "misses": outcome.misses,
         "unavailable": outcome.unavailable,
         "verify_failures": outcome.verify_failures,
-        "puts": {
-            "stored": outcome.puts.stored,
-            "exists": outcome.puts.exists,
-            "rejected": outcome.puts.rejected,
-            "busy": outcome.puts.busy,
-            "p50_us": micros(&outcome.put_ns, 0.5),
-            "p99_us": micros(&outcome.put_ns, 0.99),
-        },
+        "puts": puts_json(outcome),
         "evictions": counters.evictions,
         "write_amplification": write_amplification(&nvme),
         "gb_per_s": gb_per_s(outcome),
@@ -204,8 +212,6 @@ pub fn print_line(line: &str) {
 /// Prints the report as a table.
 pub fn print_table(trace: &Trace, options: &ReplayOptions, outcome: &ReplayOutcome) {
     let gauges = &outcome.stats.gauges;
-    #[expect(clippy::cast_precision_loss, reason = "a ratio with one digit")]
-    let share = |count: u64| 100.0 * count as f64 / outcome.accesses.max(1) as f64;
     println!(
         "replay of {}: {} requests, {} blocks",
         trace.name, outcome.requests, outcome.accesses
@@ -225,6 +231,15 @@ pub fn print_table(trace: &Trace, options: &ReplayOptions, outcome: &ReplayOutco
         format!("{} on {pages} pages", ByteLen(gauges.pool.arena_bytes)),
     );
     print_devices(outcome);
+    print_outcomes(outcome);
+    print_nvme(outcome);
+    print_costs(outcome);
+    print_index(outcome);
+}
+
+fn print_outcomes(outcome: &ReplayOutcome) {
+    #[expect(clippy::cast_precision_loss, reason = "a ratio with one digit")]
+    let share = |count: u64| 100.0 * count as f64 / outcome.accesses.max(1) as f64;
     row(
         "DRAM hits",
         format!("{} ({:.1}%)", outcome.dram_hits, share(outcome.dram_hits)),
@@ -245,8 +260,6 @@ pub fn print_table(trace: &Trace, options: &ReplayOptions, outcome: &ReplayOutco
         "puts",
         format!("{stored} stored, {exists} existed, {rejected} rejected, {busy} busy"),
     );
-    print_nvme(outcome);
-    print_costs(outcome);
 }
 
 fn print_devices(outcome: &ReplayOutcome) {
@@ -342,7 +355,6 @@ fn print_latency(name: &str, histogram: &Histogram<u64>) {
 }
 
 fn print_costs(outcome: &ReplayOutcome) {
-    let gauges = &outcome.stats.gauges;
     print_latency("DRAM hit", &outcome.dram_ns);
     print_latency("NVMe hit", &outcome.nvme_ns);
     print_latency("put", &outcome.put_ns);
@@ -354,6 +366,10 @@ fn print_costs(outcome: &ReplayOutcome) {
         format_args!("{elapsed:.2} s, {client:.2} s of it on payloads"),
     );
     row("memory", ByteLen(outcome.memory_bytes));
+}
+
+fn print_index(outcome: &ReplayOutcome) {
+    let gauges = &outcome.stats.gauges;
     let index = ByteLen(gauges.index.records + gauges.policy.resident);
     let (keys, ghosts) = (ByteLen(gauges.index.keys), ByteLen(gauges.policy.ghosts));
     row(

@@ -11,6 +11,7 @@ mod run;
 mod samples;
 mod settings;
 mod shards;
+mod table;
 mod tls;
 
 use std::io::Write;
@@ -37,6 +38,9 @@ struct Cli {
     /// Check all values and the host, print what is in force, and end.
     #[arg(long)]
     check: bool,
+    /// Print the table of all settings in Markdown, and end.
+    #[arg(long)]
+    help_config: bool,
     #[command(flatten)]
     settings: Settings,
 }
@@ -46,6 +50,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    if cli.help_config {
+        let _ = write!(std::io::stdout(), "{}", table::settings());
+        return ExitCode::SUCCESS;
+    }
     let is_check = cli.check;
     let outcome = effective(cli).map_err(anyhow::Error::from);
     let outcome = outcome.and_then(|values| match is_check {

@@ -16,7 +16,7 @@ pub(crate) struct Settings {
     /// Address to serve clients on.
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Option<String>,
-    /// Address of metrics and health over HTTP; `off` for none.
+    /// Address of the admin interface over HTTP, metrics and health; `off` for none.
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics: Option<String>,
     /// Folder of the node's identity and of its NVMe tier's file.
@@ -45,7 +45,7 @@ pub(crate) struct Settings {
     /// Policy of the DRAM tier, by name.
     #[arg(long, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    /// File whose first line clients have to show.
+    /// File whose first line, 8 to 1024 bytes, clients have to show.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// PEM file of the certificate that clients are shown, and of those that lead to its CA: clients
@@ -67,7 +67,7 @@ pub(crate) struct Settings {
     /// Most connections at once.
     #[arg(long, value_name = "N")]
     pub(crate) connections: Option<usize>,
-    /// Seconds after which a client that says nothing is closed.
+    /// Seconds after which a silent client without pins and leases is closed.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) silence: Option<u64>,
     /// Milliseconds from which on a request is slow: it is told at /slow and in the log; 0 for none.
@@ -118,7 +118,7 @@ impl SettingsError {
 const PREFIX: &str = "TERRACE_";
 
 /// Variables that other programs and the tests of the project read.
-const FOREIGN: [&str; 12] = [
+const FOREIGN: [&str; 15] = [
     "TERRACE_ADDR",
     "TERRACE_NAMESPACE",
     "TERRACE_CLIENT_TLS_CA",
@@ -131,6 +131,9 @@ const FOREIGN: [&str; 12] = [
     "TERRACE_CUT",
     "TERRACE_CUTS",
     "TERRACE_KILLS",
+    "TERRACE_OUTAGE_SECONDS",
+    "TERRACE_FUZZ_SECONDS",
+    "TERRACE_IDLE_CONNECTIONS",
 ];
 
 /// Whether Kubernetes sets a variable in every container beside a Service named `terrace`.
@@ -139,7 +142,7 @@ fn is_of_service(field: &str) -> bool {
 }
 
 /// The names of all fields, as a config file and, in capitals, the environment have them.
-const FIELDS: [&str; 21] = [
+pub(crate) const FIELDS: [&str; 21] = [
     "listen",
     "metrics",
     "data",
@@ -263,8 +266,17 @@ fn one_line(text: &str, error: &toml::de::Error) -> String {
     match error.span() {
         Some(span) => {
             let before = text.get(..span.start).unwrap_or_default();
-            let line = before.matches('\n').count() + 1;
-            format!("line {line}: {message}")
+            let line = before.matches('\n').count();
+            // It names the field, which the message need not.
+            let shown: String = text
+                .lines()
+                .nth(line)
+                .unwrap_or_default()
+                .trim()
+                .chars()
+                .take(80)
+                .collect();
+            format!("line {}, `{shown}`: {message}", line + 1)
         }
         None => message,
     }

@@ -11,6 +11,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use terrace_client::blocking::{Client, Namespace};
 use terrace_client::{CallOptions, Cause, ClientConfig, PutItem};
@@ -69,6 +70,14 @@ impl Node {
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
         kill(pid, signal).unwrap();
+    }
+
+    /// Stops it, and waits until all of its threads are stopped: the signal alone only begins that.
+    fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
+        let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(status, WaitStatus::Stopped(pid, Signal::SIGSTOP));
     }
 
     fn blocks(&self) -> (Client, Namespace) {
@@ -197,7 +206,7 @@ fn stopped_node_ends_calls_at_their_deadlines_and_goes_on_later() {
         blocks.put(b"k", &value(1, 100_000), &plain).unwrap(),
         STORED
     );
-    node.signal(Signal::SIGSTOP);
+    node.stop();
     let soon = CallOptions::within(Duration::from_millis(300));
     for _ in 0..2 {
         let error = blocks.get(b"k", &soon).unwrap_err();

@@ -46,8 +46,8 @@ fn assert_refused(what: &str, output: &Output, words: &[&str]) {
 }
 
 /// Each of these files is wrong in one way; the words are of field, value and limit.
-const WRONG_FILES: [(&str, &[&str]); 32] = [
-    ("listen = 7440", &["line 1", "string"]),
+const WRONG_FILES: [(&str, &[&str]); 38] = [
+    ("listen = 7440", &["line 1", "listen", "string"]),
     ("listen = \"7440\"", &["listen", "7440", "127.0.0.1:7440"]),
     ("listen = \"localhost:99999\"", &["listen", "99999"]),
     (
@@ -68,16 +68,16 @@ const WRONG_FILES: [(&str, &[&str]); 32] = [
     ("dram = \"much\"", &["dram", "much", "length"]),
     ("dram = \"1KiB\"", &["dram", "1024"]),
     ("dram = \"1 furlong\"", &["dram", "furlong"]),
-    ("dram = 5", &["line 1", "string"]),
+    ("dram = 5", &["line 1", "dram", "string"]),
     ("nvme = \"1MiB\"", &["nvme", "1048576", "at least"]),
     ("nvme = \"-1\"", &["nvme", "-1"]),
     ("nvme = \"1GiB\"\ndevices = [\"a\"]", &["nvme", "devices"]),
     ("devices = [\"a\", \"a\"]", &["devices", "once"]),
-    ("devices = \"a\"", &["line 1", "sequence"]),
+    ("devices = \"a\"", &["line 1", "devices", "sequence"]),
     ("shards = 0", &["shards", "0", "1 to 1024"]),
     ("shards = 1000", &["shards", "1000", "processors"]),
-    ("shards = -1", &["line 1"]),
-    ("shards = \"two\"", &["line 1", "two"]),
+    ("shards = -1", &["line 1", "shards", "-1"]),
+    ("shards = \"two\"", &["line 1", "shards", "two"]),
     ("hugepages = \"some\"", &["hugepages", "some", "prefer"]),
     ("policy = \"MRU\"", &["policy", "MRU", "LRU"]),
     (
@@ -93,7 +93,16 @@ const WRONG_FILES: [(&str, &[&str]); 32] = [
         "\n\nlisen = \"127.0.0.1:7440\"",
         &["line 3", "lisen", "listen"],
     ),
-    ("listen = ", &["line 1"]),
+    ("listen = ", &["line 1", "listen"]),
+    ("pinned = \"yes\"", &["line 1", "pinned", "boolean"]),
+    ("silence = 1.5", &["line 1", "silence", "1.5"]),
+    ("connections = 600000", &["connections", "600000", "524288"]),
+    ("nvme = \"99999999999TiB\"", &["nvme", "99999999999TiB"]),
+    ("dram = \"64MiB\"\ndram = \"1GiB\"", &["line 2", "dram"]),
+    (
+        "token_file = \"node.toml\"\nlisten = \"0.0.0.0:7440\"\nshards = 2000",
+        &["shards", "2000", "1 to 1024"],
+    ),
 ];
 
 #[test]
@@ -305,6 +314,9 @@ fn variables_of_others_are_passed_over() {
             ("TERRACE_CUTS", "all"),
             ("TERRACE_KILLS", "1"),
             ("TERRACE_CLIENT_TLS_CA", "ca.pem"),
+            ("TERRACE_OUTAGE_SECONDS", "1"),
+            ("TERRACE_FUZZ_SECONDS", "1"),
+            ("TERRACE_IDLE_CONNECTIONS", "1"),
         ])
         .output()
         .unwrap();
@@ -326,14 +338,34 @@ fn node_without_settings_checks_out() {
         !folder.0.join("terrace-data").exists(),
         "a check makes nothing"
     );
-    // The document names every setting.
-    let document = include_str!("../../../docs/node.md");
-    let table = document.split("## Settings").nth(1).unwrap();
-    let table = table.split("## ").next().unwrap();
-    let rows = table.lines().filter_map(|line| line.strip_prefix("| `"));
-    let named: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
+    let table = table_of_settings(&folder.0);
     for line in shown.lines() {
         let name = line.split(" =").next().unwrap();
-        assert!(named.contains(&name), "{name} is not in docs/node.md");
+        assert!(table.contains(&format!("\n| `{name}` |")), "{name}");
     }
+}
+
+fn table_of_settings(folder: &Path) -> String {
+    let output = node(folder).arg("--help-config").output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Aim: the document's table is what the node says of its settings, no row more and none less.
+#[test]
+fn document_has_the_table_of_settings() {
+    let folder = Folder::new("table");
+    let document = include_str!("../../../docs/node.md");
+    let section = document.split("## Settings").nth(1).unwrap();
+    let section = section.split("## ").next().unwrap();
+    let rows: Vec<&str> = section
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .collect();
+    let table = table_of_settings(&folder.0);
+    let printed: Vec<&str> = table.lines().collect();
+    assert_eq!(
+        rows, printed,
+        "docs/node.md has to have what --help-config prints"
+    );
 }

@@ -16,6 +16,7 @@ use terrace_sim::{Workload, simulate};
 
 pub use chains::{ChainTiers, Layout};
 pub use golden::{GoldenArgs, compare};
+pub(crate) use options::flag;
 pub use options::{Mode, SimArgs, SimOptions, Tables, engine_flag, sim_flag};
 pub use rows::{Row, TierRow};
 

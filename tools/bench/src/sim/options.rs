@@ -56,7 +56,7 @@ pub struct SimArgs {
 }
 
 /// Flags of a replay that only an engine takes, as the parser knows them.
-const ENGINE_ONLY: [&str; 16] = [
+const ENGINE_ONLY: [&str; 20] = [
     "dram",
     "dram_blocks",
     "nvme",
@@ -73,6 +73,10 @@ const ENGINE_ONLY: [&str; 16] = [
     "scratch",
     "announce",
     "prefetch",
+    "remote",
+    "namespace",
+    "token_file",
+    "threads",
 ];
 
 /// Flags that only a simulation takes, as the parser knows them.
@@ -97,7 +101,7 @@ pub fn sim_flag(is_given: impl Fn(&str) -> bool) -> Option<String> {
     flag(&SIM_ONLY, is_given)
 }
 
-fn flag(flags: &[&str], is_given: impl Fn(&str) -> bool) -> Option<String> {
+pub(crate) fn flag(flags: &[&str], is_given: impl Fn(&str) -> bool) -> Option<String> {
     let found = flags.iter().find(|flag| is_given(flag));
     found.map(|flag| format!("--{}", flag.replace('_', "-")))
 }

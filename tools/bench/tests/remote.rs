@@ -1,0 +1,154 @@
+//! Aim: `terrace-bench replay --remote` plays a trace to a node, and says what went wrong. Method: the
+//! built binary against a server of this process, which goes away and comes back under one run.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![forbid(unsafe_code)]
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Command, Output, Stdio};
+
+use terrace_engine::{Engine, EngineConfig, HugepageMode, block_on};
+use terrace_server::{Server, ServerConfig};
+
+const TOKEN: &str = "a secret of some length";
+
+fn engine() -> Engine {
+    Engine::open(EngineConfig {
+        dram_bytes: 64 << 20,
+        shards: 2,
+        hugepages: HugepageMode::Off,
+        ..EngineConfig::default()
+    })
+    .unwrap()
+}
+
+fn serve(engine: &Engine, address: &str, token: Option<&str>) -> Server {
+    let config = ServerConfig {
+        token: token.map(|token| token.as_bytes().to_vec()),
+        ..ServerConfig::default()
+    };
+    Server::start(engine, TcpListener::bind(address).unwrap(), config).unwrap()
+}
+
+fn command(address: SocketAddr, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace-bench"));
+    command.args(["replay", "--remote", &address.to_string()]);
+    command.args(["--block-len", "16KiB"]).args(args);
+    command
+}
+
+fn report(output: &Output) -> serde_json::Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(report: &serde_json::Value, path: &str) -> u64 {
+    let found = report.pointer(path).and_then(serde_json::Value::as_u64);
+    found.unwrap_or_else(|| panic!("no {path} in {report}"))
+}
+
+fn no_failures(report: &serde_json::Value) {
+    for name in ["unavailable", "timed_out", "connection_lost", "refused"] {
+        assert_eq!(number(report, &format!("/failures/{name}")), 0, "{report}");
+    }
+    assert_eq!(number(report, "/failures/corrupt"), 0, "{report}");
+    assert_eq!(number(report, "/verify_failures"), 0, "{report}");
+}
+
+#[test]
+fn trace_is_played_to_a_node_and_verified() {
+    let engine = engine();
+    let server = serve(&engine, "127.0.0.1:0", Some(TOKEN));
+    let folder = std::env::temp_dir();
+    let file = folder.join(format!("terrace-remote-token-{}", std::process::id()));
+    std::fs::write(&file, format!("{TOKEN}\n")).unwrap();
+    let token = ["--token-file", file.to_str().unwrap()];
+    let more = ["--requests", "100", "--threads", "2", "--prefetch"];
+    let args = [&token[..], &more].concat();
+    let json = [&args[..], &["--json"]].concat();
+    let output = command(server.address(), &json).output().unwrap();
+    let report = report(&output);
+    no_failures(&report);
+    assert_eq!(number(&report, "/requests"), 100);
+    assert_eq!(number(&report, "/shards"), 2);
+    let (hits, misses) = (number(&report, "/dram/hits"), number(&report, "/misses"));
+    assert_eq!(hits + misses, number(&report, "/accesses"));
+    let counters = block_on(engine.stats()).counters;
+    assert_eq!(counters.puts_stored, number(&report, "/puts/stored"));
+    assert!(hits > 0 && counters.puts_stored > 0, "{report}");
+
+    let output = command(server.address(), &args).output().unwrap();
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    for words in [
+        "2 shard(s)",
+        "wrong bytes           0",
+        "calls without answer",
+    ] {
+        assert!(table.contains(words), "no `{words}` in {table}");
+    }
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn node_that_goes_away_and_comes_back_costs_failures_only() {
+    let engine = engine();
+    let server = serve(&engine, "127.0.0.1:0", None);
+    let address = server.address();
+    let args = ["--requests", "400", "--json"];
+    let mut child = command(address, &args);
+    let child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.unwrap();
+    let observer = server.observer();
+    while block_on(observer.counters()).requests < 500 {
+        std::thread::yield_now();
+    }
+    drop(server);
+    let server = serve(&engine, &address.to_string(), None);
+    let report = report(&child.wait_with_output().unwrap());
+    assert_eq!(number(&report, "/requests"), 400);
+    assert_eq!(number(&report, "/verify_failures"), 0, "{report}");
+    assert!(number(&report, "/client/connects") > 3, "{report}");
+    assert!(block_on(server.observer().counters()).requests > 0);
+}
+
+#[test]
+fn wrong_input_is_named() {
+    let engine = engine();
+    let server = serve(&engine, "127.0.0.1:0", Some(TOKEN));
+    let nobody = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let cases: [(SocketAddr, &[&str], &[&str]); 8] = [
+        (nobody, &[], &["--remote", "not available"]),
+        (server.address(), &[], &["token", "refused"]),
+        (nobody, &["--shards", "2"], &["--shards", "--remote"]),
+        (nobody, &["--scratch"], &["--scratch", "--remote"]),
+        (nobody, &["--threads", "0"], &["--threads", "0", "256"]),
+        (nobody, &["--threads", "9"], &["--iodepth", "4", "9"]),
+        (nobody, &["--namespace", ""], &["--namespace"]),
+        (
+            nobody,
+            &["--token-file", "no/such"],
+            &["--token-file", "no/such"],
+        ),
+    ];
+    for (address, args, words) in cases {
+        let output = command(address, args).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+        for word in words {
+            assert!(text.contains(word), "{args:?}: no `{word}` in {text}");
+        }
+    }
+    let bench = Command::new(env!("CARGO_BIN_EXE_terrace-bench"))
+        .args(["replay", "--threads", "2"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&bench.stderr).into_owned();
+    assert!(
+        text.contains("--threads") && text.contains("--remote"),
+        "{text}"
+    );
+}
