@@ -55,6 +55,7 @@ mod prefix;
 mod put;
 mod shards;
 mod time;
+mod wait;
 
 pub use client::{CallOptions, Client, Namespace};
 pub use config::ClientConfig;

@@ -80,7 +80,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Connection {
     address: Arc<str>,
-    socket: Async<TcpStream>,
+    socket: Arc<Async<TcpStream>>,
     terms: NodeTerms,
     outgoing: async_lock::Mutex<Outgoing>,
     state: Mutex<State>,

@@ -157,7 +157,7 @@ fn made(
 ) -> Connection {
     Connection {
         address: Arc::clone(wish.address),
-        socket,
+        socket: Arc::new(socket),
         terms,
         outgoing: async_lock::Mutex::new(Outgoing::default()),
         state: Mutex::new(State {

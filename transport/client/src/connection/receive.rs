@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use async_io::Timer;
 use futures_lite::FutureExt;
 use terrace_wire::{
     ErrorCode, Expected, FRAME_HEAD_LEN, FrameHead, FrameLimits, Partial, Reply, ReplyHead,
@@ -15,6 +14,7 @@ use terrace_wire::{
 
 use super::{Arrived, CREDIT_WAITER, Call, Connection, LOOKER, State, open};
 use crate::error::{Cause, Failure, Retry};
+use crate::wait::{Sleep, poll_readable};
 
 /// Most bytes that are received at once: what is hashed while it is still in the CPU's cache.
 const PIECE_LEN: usize = 128 << 10;
@@ -125,8 +125,7 @@ impl Connection {
 
     /// Waits for the socket as the leader.
     fn poll_socket(&self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        let ready = ready!(self.socket.poll_readable(cx));
-        Poll::Ready(ready.map_err(|error| Failure::io("receive", &error)))
+        poll_readable(&self.socket, cx)
     }
 
     /// Reads until there is something for the call `id`, or another one has to lead.
@@ -350,7 +349,7 @@ impl Call {
 
     fn poll_arrived(
         &self,
-        away: &mut Option<(Timer, u64)>,
+        away: &mut Option<(Sleep, u64)>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Arrived, Failure>> {
         let connection = Arc::clone(&self.connection);
@@ -382,10 +381,10 @@ impl Call {
     fn poll_away(
         &self,
         state: &mut State,
-        away: &mut Option<(Timer, u64)>,
+        away: &mut Option<(Sleep, u64)>,
         cx: &mut Context<'_>,
     ) -> bool {
-        let (timer, seen) = away.get_or_insert_with(|| (Timer::after(AWAY), state.received));
+        let (timer, seen) = away.get_or_insert_with(|| (Sleep::lasting(AWAY), state.received));
         if timer.poll(cx).is_pending() {
             return false;
         }

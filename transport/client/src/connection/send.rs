@@ -11,6 +11,7 @@ use terrace_wire::{
 
 use super::{CREDIT_WAITER, Call, Connection, Slot, State};
 use crate::error::{Cause, Failure, Retry};
+use crate::wait::poll_writable;
 
 /// Most slices that go to the operating system at once; it takes 1024.
 const SLICES_MAX: usize = 64;
@@ -199,8 +200,7 @@ impl Connection {
                 return Poll::Ready(Err(failure));
             }
             drop(state);
-            if let Err(error) = ready!(self.socket.poll_writable(cx)) {
-                let failure = Failure::io("send", &error);
+            if let Err(failure) = ready!(poll_writable(&self.socket, cx)) {
                 self.fail(&mut self.state(), failure.clone());
                 return Poll::Ready(Err(failure));
             }
@@ -369,8 +369,7 @@ impl<'a> Waiter<'a> {
             if self.outgoing.is_done() {
                 return Poll::Pending;
             }
-            ready!(self.connection.socket.poll_writable(cx))
-                .map_err(|error| Failure::io("send", &error))?;
+            ready!(poll_writable(&self.connection.socket, cx))?;
         }
     }
 }
