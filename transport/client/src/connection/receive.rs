@@ -34,6 +34,8 @@ pub(super) struct Incoming {
     start: usize,
     end: usize,
     stage: Stage,
+    /// The socket was found empty: the next thing to do is to wait for it.
+    is_drained: bool,
 }
 
 /// What the next byte is of.
@@ -91,12 +93,9 @@ impl Connection {
         if state.leader.is_some() || !matches!(state.incoming.stage, Stage::Head) {
             return;
         }
-        match self.try_receive(state.incoming.room(FRAME_HEAD_LEN)) {
-            Ok(None) => return,
-            Ok(Some(count)) => {
-                state.incoming.end += count;
-                state.received += count as u64;
-            }
+        match self.receive_held(state, FRAME_HEAD_LEN) {
+            Ok(false) => return,
+            Ok(true) => {}
             Err(failure) => return self.fail(state, failure),
         }
         state.leader = Some(LOOKER);
@@ -123,8 +122,22 @@ impl Connection {
         }
     }
 
+    /// Receives what is missing of `needed` bytes and a little more, without waiting; whether any came.
+    fn receive_held(&self, state: &mut State, needed: usize) -> Result<bool, Failure> {
+        let room = state.incoming.room(needed);
+        let len = room.len();
+        let received = self.try_receive(room)?;
+        let count = received.unwrap_or(0);
+        state.incoming.end += count;
+        state.incoming.is_drained = count < len;
+        state.received += count as u64;
+        Ok(received.is_some())
+    }
+
     /// Waits for the socket as the leader.
-    fn poll_socket(&self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+    fn poll_socket(&self, state: &mut State, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        // Whoever comes back from the wait looks.
+        state.incoming.is_drained = false;
         poll_readable(&self.socket, cx)
     }
 
@@ -164,12 +177,8 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Failure>> {
         while state.incoming.held().len() < needed {
-            match self.try_receive(state.incoming.room(needed))? {
-                Some(count) => {
-                    state.incoming.end += count;
-                    state.received += count as u64;
-                }
-                None => ready!(self.poll_socket(cx))?,
+            if state.incoming.is_drained || !self.receive_held(state, needed)? {
+                ready!(self.poll_socket(state, cx))?;
             }
         }
         Poll::Ready(Ok(()))
@@ -424,11 +433,8 @@ impl Call {
         let len = target.len().min(left).min(PIECE_LEN);
         let held = state.incoming.held();
         let count = if held.is_empty() {
-            match connection.poll_piece(&mut target[..len], cx) {
-                Poll::Ready(Ok(count)) => {
-                    state.received += count as u64;
-                    count
-                }
+            match connection.poll_piece(state, &mut target[..len], cx) {
+                Poll::Ready(Ok(count)) => count,
                 Poll::Ready(Err(failure)) => {
                     connection.fail(state, failure.clone());
                     return Poll::Ready(Err(failure));
@@ -475,12 +481,21 @@ impl Call {
 }
 
 impl Connection {
-    fn poll_piece(&self, target: &mut [u8], cx: &mut Context<'_>) -> Poll<Result<usize, Failure>> {
+    fn poll_piece(
+        &self,
+        state: &mut State,
+        target: &mut [u8],
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<usize, Failure>> {
         loop {
-            if let Some(count) = self.try_receive(target)? {
+            if !state.incoming.is_drained
+                && let Some(count) = self.try_receive(target)?
+            {
+                state.incoming.is_drained = count < target.len();
+                state.received += count as u64;
                 return Poll::Ready(Ok(count));
             }
-            ready!(self.poll_socket(cx))?;
+            ready!(self.poll_socket(state, cx))?;
         }
     }
 }
