@@ -18,7 +18,7 @@ use crate::shape::{Shape, Verb};
 const PACKAGE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 
 /// The processes of the store.
-const SCRIPT: &str = include_str!("mooncake.py");
+const SCRIPT: &str = include_str!("store_process.py");
 
 /// Bytes that a turn of puts stores at most: what it stored is removed behind it, as puts fail for a
 /// while when the store is full.
@@ -37,7 +37,7 @@ impl Mooncake {
     pub(crate) fn start(dram_len: u64) -> Result<Self> {
         let folder = folder()?;
         let programs = install(&folder)?;
-        let script = folder.join("mooncake.py");
+        let script = folder.join("store_process.py");
         std::fs::write(&script, SCRIPT).context("write the script")?;
         let port = free_port()?.to_string();
         let mut master = Command::new(programs.join("mooncake_master"));

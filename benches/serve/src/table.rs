@@ -96,3 +96,41 @@ fn ratios(node: &[Sample], peer: &[Sample]) -> (String, String) {
         of(|node, peer| (node.cpu_seconds / node.bytes) / (peer.cpu_seconds / peer.bytes)),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::all;
+
+    fn sample(bytes: f64, cpu_seconds: f64) -> Sample {
+        Sample {
+            bytes,
+            seconds: 1.0,
+            cpu_seconds,
+            ..Sample::default()
+        }
+    }
+
+    #[test]
+    fn ratio_is_the_median_of_the_rounds() {
+        let node = [sample(9.0, 1.0), sample(4.0, 1.0), sample(1.0, 2.0)];
+        let peer = [sample(10.0, 1.0), sample(5.0, 1.0), sample(1.0, 1.0)];
+        assert_eq!(ratios(&node, &peer), ("0.90".to_owned(), "1.25".to_owned()));
+    }
+
+    #[test]
+    fn table_has_a_row_for_each_shape_and_peer() {
+        let shapes = all(true);
+        let mut table = Table::default();
+        for shape in &shapes {
+            for name in ["bare", "terrace"] {
+                table.add(shape, name, sample(1e9, 0.5));
+            }
+        }
+        let mut out = Vec::new();
+        table.print(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text.lines().count(), 2 + 2 * shapes.len());
+        assert!(text.contains("| get 16 x 64 KiB, 8 threads | bare | 954 | 0.537 |"));
+    }
+}

@@ -13,6 +13,7 @@
 //! - A socket that is not known to be ready was found empty, or full, behind its last event:
 //!   events tell of changes only.
 //! - While a socket waits here, the task runs.
+//! - The thread does not sleep while glommio has something to tell its rings.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -43,6 +44,8 @@ const EVENTS_MAX: usize = 64;
 thread_local! {
     /// Polls of this thread's tasks so far. Who gave way and finds it unchanged is alone.
     static TURNS: Cell<u64> = const { Cell::new(0) };
+    /// Whether glommio was told of waits that its rings have not been told of yet.
+    static IS_RING_BEHIND: Cell<bool> = const { Cell::new(false) };
     static SOCKETS: RefCell<Option<Rc<Sockets>>> = const { RefCell::new(None) };
 }
 
@@ -56,6 +59,11 @@ impl Future for Counted {
         TURNS.set(TURNS.get().wrapping_add(1));
         self.0.as_mut().poll(context)
     }
+}
+
+/// Takes note that a wait by glommio's rings begins: they have a turn before the thread sleeps.
+pub(crate) fn ring_is_behind() {
+    IS_RING_BEHIND.set(true);
 }
 
 /// What a socket waits for.
@@ -74,7 +82,8 @@ struct Side {
 
 impl Side {
     fn wake(&self) {
-        if let Some(waker) = self.waker.borrow_mut().take() {
+        let waker = self.waker.borrow_mut().take();
+        if let Some(waker) = waker {
             waker.wake();
         }
     }
@@ -184,6 +193,7 @@ impl Entry {
             None => *waker = Some(context.waker().clone()),
         }
         if self.socket.is_idle.get() || self.sockets.is_broken.get() {
+            ring_is_behind();
             return false;
         }
         if !self.socket.is_listed.replace(true) {
@@ -239,6 +249,10 @@ impl Sockets {
             if !is_alone && passes < PASSES_MAX {
                 continue;
             }
+            if is_alone && IS_RING_BEHIND.replace(false) {
+                yield_to_reactor().await;
+                continue;
+            }
             passes = 0;
             let span = if is_alone { 1 } else { 0_u8 };
             match self.epoll.wait(&mut events, EpollTimeout::from(span)) {
@@ -271,8 +285,8 @@ impl Sockets {
     }
 
     fn tell(&self, event: &EpollEvent) {
-        let known = self.known.borrow();
-        let Some(socket) = known.get(&event.data()) else {
+        let socket = self.known.borrow().get(&event.data()).cloned();
+        let Some(socket) = socket else {
             return;
         };
         socket.is_idle.set(false);

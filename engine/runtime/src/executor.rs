@@ -20,7 +20,7 @@ use glommio::{LocalExecutorBuilder, Placement};
 use nix::sys::resource::{Resource, getrlimit};
 use terrace_types::{Clock, Nanos};
 
-use crate::busy::Counted;
+use crate::busy::{self, Counted};
 use crate::mailbox::{self, Mailbox, MailboxSender};
 use crate::{Eventfd, LocalFuture, Runtime, Tasks};
 
@@ -396,11 +396,11 @@ impl Runtime for GlommioRuntime {
         let (file, failing) = (self.file_of(wake), Rc::clone(&self.failing));
         async move {
             let read = match file {
-                Ok(file) => file
-                    .read_at(0, 8)
-                    .await
-                    .map(|_| ())
-                    .map_err(|e| e.to_string()),
+                Ok(file) => {
+                    busy::ring_is_behind();
+                    let read = file.read_at(0, 8).await;
+                    read.map(|_| ()).map_err(|e| e.to_string())
+                }
                 Err(error) => Err(error.to_string()),
             };
             let was_failing = failing.replace(read.is_err());

@@ -196,6 +196,82 @@ mod tests {
         assert!(echoed == bytes);
     }
 
+    /// Aim: a socket is heard again however long it was silent, and whatever the others do. Method: two
+    /// sockets echo bytes; the silences are shorter and longer than sockets count as busy, and one
+    /// socket is silent while the other one is not.
+    #[test]
+    fn tcp_socket_is_heard_after_any_silence() {
+        let ((mut near, far), (mut other, other_far)) = (pair(), pair());
+        let thread = on_executor(
+            |socket| async move {
+                let other = TcpSocket::adopt(other_far).unwrap();
+                let echo = |socket: TcpSocket| async move {
+                    let mut byte = [0; 2];
+                    while let Ok(1..) = poll_fn(|cx| socket.poll_recv(cx, &mut byte)).await {
+                        let slices = [IoSlice::new(&byte[..1])];
+                        poll_fn(|cx| socket.poll_send(cx, &slices)).await.unwrap();
+                    }
+                };
+                futures_lite::future::zip(echo(socket), echo(other)).await;
+            },
+            far,
+        );
+        let ask = |socket: &mut TcpStream, number: u8| {
+            socket.write_all(&[number]).unwrap();
+            let mut echoed = [0];
+            socket.read_exact(&mut echoed).unwrap();
+            assert_eq!(echoed, [number]);
+        };
+        for (number, silence_ms) in [0, 1, 4, 12, 0, 0, 25, 6, 2].into_iter().enumerate() {
+            std::thread::park_timeout(std::time::Duration::from_millis(silence_ms));
+            ask(&mut near, number as u8);
+            (0..200).for_each(|round| ask(&mut other, round));
+        }
+        ask(&mut near, 99);
+        drop((near, other));
+        assert!(thread.join());
+    }
+
+    /// Aim: a mailbox is heard while sockets are busy. Method: messages that come while the executor
+    /// waits for a socket that nothing comes from, and each is answered before the next.
+    #[test]
+    fn executor_that_waits_for_a_busy_socket_hears_its_mailbox() {
+        let (mut near, far) = pair();
+        let (sender, inbox) = crate::mailbox::mailbox::<u8>(4).unwrap();
+        let (answers, heard) = std::sync::mpsc::channel();
+        let config = ExecutorConfig {
+            shard: 0,
+            cpu: None,
+            spin: std::time::Duration::ZERO,
+        };
+        let thread = ShardThread::start(&config, move |runtime| async move {
+            let socket = TcpSocket::adopt(far).unwrap();
+            let mut byte = [0; 2];
+            let silent = async {
+                while let Ok(1..) = poll_fn(|cx| socket.poll_recv(cx, &mut byte)).await {}
+            };
+            let letters = async {
+                loop {
+                    match inbox.try_recv() {
+                        Some(0) => return,
+                        Some(letter) => answers.send(letter).unwrap(),
+                        None => inbox.sleep(&*runtime).await,
+                    }
+                }
+            };
+            futures_lite::future::zip(silent, letters).await;
+        })
+        .unwrap();
+        for round in 1..=100 {
+            near.write_all(&[round]).unwrap();
+            assert!(sender.try_send(round).is_ok());
+            assert_eq!(heard.recv(), Ok(round));
+        }
+        assert!(sender.try_send(0).is_ok());
+        drop(near);
+        assert!(thread.join());
+    }
+
     /// Aim: whoever waits for bytes is woken when the socket is closed on its own side.
     #[test]
     fn tcp_socket_closed_wakes_its_reader() {

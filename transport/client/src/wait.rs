@@ -87,6 +87,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     // A call within a call, and a process without descriptors, wait by the reactor.
     let bell = BELL.with_borrow_mut(Option::take).or_else(new_bell);
     let (Some(bell), Some(blocking)) = (bell, Blocking::begin()) else {
+        let _hidden = Hidden(WAITS.take());
         return async_io::block_on(future);
     };
     let mut future = pin!(future);
@@ -130,6 +131,15 @@ impl Drop for Blocking {
     fn drop(&mut self) {
         // Wakers are dropped outside of the list's borrow.
         drop(WAITS.take());
+    }
+}
+
+/// The list of the call around this one, which nobody is to use meanwhile.
+struct Hidden(Option<Waits>);
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        WAITS.set(self.0.take());
     }
 }
 
