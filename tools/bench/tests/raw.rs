@@ -120,7 +120,13 @@ fn reads_run_in_every_mode_and_leave_only_the_file() {
 fn writes_run_in_every_mode_and_flush_as_the_engine_does() {
     let place = Place::new("writes");
     let path = place.path("disk");
-    let modes = ["ring", "hybrid", "engine", "engine-remote"];
+    let modes = [
+        "ring",
+        "hybrid",
+        "engine",
+        "engine-in-place",
+        "engine-remote",
+    ];
     let list = modes.join(",");
     let durable = report(
         &path,
@@ -227,6 +233,10 @@ fn wrong_input_is_named_with_value_and_limit() {
         (&["--seconds", "0"], &["--seconds", "0", "3600"]),
         (&["--seconds", "-1"], &["-1"]),
         (&["--seconds", "NaN"], &["--seconds", "NaN"]),
+        (
+            &["--modes", "engine-in-place"],
+            &["--modes engine-in-place", "randread", "durable"],
+        ),
         (&["--rw", "randwrite"], &["randwrite", "durable"]),
         (&["--modes", "ring,fast"], &["fast", "hybrid"]),
         (&["--modes", "ring,ring"], &["--modes", "ring", "twice"]),

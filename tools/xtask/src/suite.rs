@@ -12,6 +12,10 @@ use crate::workspace::Workspace;
 /// The crate whose examples are run, not only built.
 const EXAMPLES_OF: &str = "engine/core";
 
+/// The seed of the property tests. With the same one a run is repeatable; who looks for new cases
+/// sets another.
+const SEED: &str = "PROPTEST_RNG_SEED";
+
 /// `cargo xtask test`.
 pub(crate) fn run(workspace: &Workspace) -> Result<(), String> {
     let mut steps = Steps::default();
@@ -32,11 +36,29 @@ pub(crate) fn run_in(workspace: &Workspace, steps: &mut Steps, prefix: &str) -> 
     // Bench targets are built and not run: their `main` measures at full size. What they call
     // runs small in the tests of their package's library.
     let tests: &[&str] = if workspace.has_cargo_subcommand("nextest") {
-        &["nextest", "run", "--workspace", "--locked"]
+        &[
+            "nextest",
+            "run",
+            "--workspace",
+            "--locked",
+            "--no-fail-fast",
+        ]
     } else {
-        &["test", "--workspace", "--tests", "--locked"]
+        &[
+            "test",
+            "--workspace",
+            "--tests",
+            "--locked",
+            "--no-fail-fast",
+        ]
     };
-    steps.run(&format!("{prefix}tests"), || cargo(tests))?;
+    steps.run(&format!("{prefix}tests"), || {
+        let mut command = workspace.cargo(tests);
+        if std::env::var_os(SEED).is_none() {
+            command.env(SEED, "1");
+        }
+        process::run(&mut command).map(|()| Done::Passed)
+    })?;
     steps.run(&format!("{prefix}doc tests"), || {
         cargo(&["test", "--workspace", "--doc", "--locked"])
     })?;

@@ -41,6 +41,8 @@ impl NvmeTier {
             }
             it.wanted = it.wanted.max(ticket.write + 1);
             if !std::mem::replace(&mut it.committing, true) {
+                // More may be written from here on.
+                it.wake();
                 drop(state);
                 let tier = Rc::clone(self);
                 self.spawn(async move { tier.commit(lane).await });

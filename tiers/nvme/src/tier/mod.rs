@@ -54,8 +54,10 @@ pub struct TierConfig {
     pub frame_bytes: u64,
     /// How long a frame waits for more before it closes.
     pub frame_wait: Duration,
-    /// Bytes of writes that may be under way on a device.
+    /// Bytes of writes that may be under way on a device. A read that comes waits for them.
     pub write_window: u64,
+    /// The same while callers wait for writes to be durable.
+    pub write_window_awaited: u64,
     /// The same while reads that callers wait for are under way: the least share of writes.
     pub write_window_min: u64,
     /// Reads ahead of need that may be under way on a device.
@@ -77,6 +79,7 @@ impl Default for TierConfig {
             frame_bytes: 1 << 20,
             frame_wait: Duration::from_millis(2),
             write_window: 8 << 20,
+            write_window_awaited: 32 << 20,
             write_window_min: 3 << 20,
             prefetch_window: 16,
             io_deadline: Duration::from_secs(10),

@@ -84,10 +84,13 @@ impl NvmeTier {
             && state.lane_fits(at, units, from)
     }
 
-    /// Bytes of writes that may be under way: fewer while callers wait for reads.
-    fn write_window(&self, lane: &Lane) -> u64 {
+    /// Bytes of writes that may be under way: fewer while callers wait for reads, more while they
+    /// wait for writes alone.
+    const fn write_window(&self, lane: &Lane) -> u64 {
         if lane.reads_in_flight > 0 {
             self.config.write_window_min
+        } else if lane.committing {
+            self.config.write_window_awaited
         } else {
             self.config.write_window
         }

@@ -209,11 +209,11 @@ impl EngineSide {
         let begun = meter::now();
         let before = block_on(self.engine.stats()).nvme_counters();
         let (mut sample, mut share) = match (work.rw, mode) {
-            (Rw::Randread, Mode::Engine) => self.read_on_shard(work)?,
+            (Rw::Randread, Mode::Engine | Mode::EngineInPlace) => self.read_on_shard(work)?,
             (Rw::Randread, _) => self.read_remotely(work)?,
             (Rw::Mixed, mode) => self.mixed(mode, work)?,
-            (Rw::Write | Rw::Durable, Mode::Engine) => self.put_on_shard(work)?,
-            (Rw::Write | Rw::Durable, _) => self.put_remotely(work)?,
+            (Rw::Write | Rw::Durable, Mode::EngineRemote) => self.put_remotely(work)?,
+            (Rw::Write | Rw::Durable, mode) => self.put_on_shard(mode, work)?,
         };
         let after = block_on(self.engine.stats()).nvme_counters();
         share.bytes_written = after.bytes_written - before.bytes_written;
@@ -334,11 +334,15 @@ impl EngineSide {
         Ok(sources.iter().take(work.depth).cloned().collect())
     }
 
-    fn put_on_shard(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
-        block_on(self.putting_on_shard(work))
+    fn put_on_shard(&self, mode: Mode, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+        block_on(self.putting_on_shard(mode, work))
     }
 
-    async fn putting_on_shard(&self, work: Work) -> anyhow::Result<(Sample, EngineShare)> {
+    async fn putting_on_shard(
+        &self,
+        mode: Mode,
+        work: Work,
+    ) -> anyhow::Result<(Sample, EngineShare)> {
         let (choice, sources) = (self.choice(), self.sources(work)?);
         let putting = self.engine.run_on(0, move |shard| async move {
             let tally = Rc::new(Tally::new(work, choice)?);
@@ -353,7 +357,13 @@ impl EngineSide {
                     {
                         Reservation::Done(outcome) => outcome,
                         Reservation::Granted(mut writer) => {
-                            source.copy_to(writer.bytes_mut());
+                            let slot = writer.bytes_mut();
+                            if mode == Mode::EngineInPlace {
+                                let stamp = key.bytes().len().min(slot.len());
+                                slot[..stamp].copy_from_slice(&key.bytes()[..stamp]);
+                            } else {
+                                source.copy_to(slot);
+                            }
                             let checksum = Checksum::of(&key, writer.bytes());
                             own.commit(&key, writer, checksum, &options).await
                         }

@@ -8,6 +8,8 @@
 //!   or before it is written.
 //! - `engine`: a whole engine, asked on its shard's own thread; `engine-remote` through
 //!   [`terrace_engine::Engine`] from another one, where mixed work's puts always come from.
+//! - `engine-in-place`: as `engine`, and a block that is put is made in its slot, as one that a
+//!   network or a GPU delivers there. Only its first bytes differ from what the slot held before.
 
 mod bare;
 mod commits;
@@ -169,8 +171,10 @@ fn measure(
             let sample = match (mode, side) {
                 (Mode::Ring, _) => bare::round(target, memory, work)?,
                 (Mode::Hybrid | Mode::HybridHash, _) => hybrid::round(target, memory, work)?,
-                (Mode::Engine | Mode::EngineRemote, Some(side)) => side.round(mode, work)?,
-                (Mode::Engine | Mode::EngineRemote, None) => continue,
+                (Mode::Engine | Mode::EngineInPlace | Mode::EngineRemote, side) => match side {
+                    Some(side) => side.round(mode, work)?,
+                    None => continue,
+                },
             };
             cell.modes[at].rounds.push(sample);
         }

@@ -68,6 +68,8 @@ pub enum Mode {
     HybridHash,
     /// An engine, asked on its shard's thread; mixed work puts from another.
     Engine,
+    /// The same, with puts whose blocks are made in their slots: nothing is copied.
+    EngineInPlace,
     /// An engine, asked from another thread.
     EngineRemote,
 }
@@ -81,6 +83,7 @@ impl Mode {
             Self::Hybrid => "hybrid",
             Self::HybridHash => "hybrid-hash",
             Self::Engine => "engine",
+            Self::EngineInPlace => "engine-in-place",
             Self::EngineRemote => "engine-remote",
         }
     }
@@ -88,7 +91,10 @@ impl Mode {
     /// Whether an engine takes part.
     #[must_use]
     pub const fn needs_engine(self) -> bool {
-        matches!(self, Self::Engine | Self::EngineRemote)
+        matches!(
+            self,
+            Self::Engine | Self::EngineInPlace | Self::EngineRemote
+        )
     }
 }
 
@@ -173,6 +179,11 @@ impl RawOptions {
             ensure!(
                 !self.modes[..at].contains(mode),
                 "--modes names {name} twice; each is measured once a round"
+            );
+            ensure!(
+                *mode != Mode::EngineInPlace || matches!(self.rw, Rw::Write | Rw::Durable),
+                "--modes {name} with --rw {}; it is for --rw write and durable",
+                self.rw.name()
             );
         }
         self.check_memory()
