@@ -29,7 +29,7 @@ const HEAD_LEN: usize = 16;
 const PART_LEN: usize = 4 << 20;
 
 /// Most connections.
-const CONNECTIONS_MAX: usize = 8;
+const CONNECTIONS_MAX: u32 = 8;
 
 /// A pool in parts, which the connections share out among them.
 type Pool = Arc<Vec<Mutex<SlotWriter>>>;
@@ -77,7 +77,7 @@ fn answer(mut socket: &TcpStream, pool: &Pool, number: usize) -> Result<()> {
         anyhow::ensure!(len > 0 && len <= PART_LEN, "the length is {len}");
         let mut place = || {
             // With few connections all of the pool is used, and no two wait for each other.
-            let spread = word(12).clamp(1, CONNECTIONS_MAX as u32) as u64;
+            let spread = u64::from(word(12).clamp(1, CONNECTIONS_MAX));
             let part = random.below(pool.len() as u64 / spread) * spread + number as u64 % spread;
             let offset = random.below((PART_LEN / len) as u64) as usize * len;
             (&pool[part as usize], offset)
