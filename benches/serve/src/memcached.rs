@@ -25,53 +25,27 @@ const END: &[u8] = b"\r\nEND\r\n";
 
 pub(crate) struct Memcached {
     is_verified: bool,
+    dram_len: u64,
     port: u16,
     count: u64,
     hashes: Arc<HashMap<u64, u64>>,
     connections: Vec<Connection>,
     clocks: CpuClocks,
-    _server: Running,
+    server: Running,
 }
 
 impl Memcached {
     pub(crate) fn start(dram_len: u64, is_verified: bool) -> Result<Self> {
-        let (program, libraries) = program()?;
-        let port = free_port()?;
-        let mut command = Command::new(program);
-        command.args([
-            "-u",
-            "root",
-            "-l",
-            "127.0.0.1",
-            "-U",
-            "0",
-            "-t",
-            "2",
-            "-I",
-            "8m",
-        ]);
-        command.args(["-p", &port.to_string(), "-m", &(dram_len >> 20).to_string()]);
-        if let Some(libraries) = libraries {
-            command.env("LD_LIBRARY_PATH", libraries);
-        }
-        let server = Running::start(&mut command)?;
-        let mut is_up = false;
-        for _ in 0..500 {
-            is_up = TcpStream::connect(("127.0.0.1", port)).is_ok();
-            if is_up {
-                break;
-            }
-            std::thread::park_timeout(Duration::from_millis(10));
-        }
-        anyhow::ensure!(is_up, "memcached does not listen");
+        let (port, server) = start_server(dram_len)?;
         Ok(Self {
             is_verified,
+            dram_len,
             port,
             count: 0,
             hashes: Arc::default(),
             connections: Vec::new(),
             clocks: CpuClocks::new(&[server.pid()])?,
-            _server: server,
+            server,
         })
     }
 
@@ -87,6 +61,30 @@ impl Memcached {
         }
         Ok(&mut self.connections[..count])
     }
+}
+
+/// Starts a server; the port that it listens on.
+fn start_server(dram_len: u64) -> Result<(u16, Running)> {
+    let (program, libraries) = program()?;
+    let port = free_port()?;
+    let mut command = Command::new(program);
+    command.args(["-u", "root", "-l", "127.0.0.1", "-U", "0"]);
+    command.args(["-t", "2", "-I", "8m", "-p", &port.to_string()]);
+    command.arg("-m").arg((dram_len >> 20).to_string());
+    if let Some(libraries) = libraries {
+        command.env("LD_LIBRARY_PATH", libraries);
+    }
+    let server = Running::start(&mut command)?;
+    let mut is_up = false;
+    for _ in 0..500 {
+        is_up = TcpStream::connect(("127.0.0.1", port)).is_ok();
+        if is_up {
+            break;
+        }
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    anyhow::ensure!(is_up, "memcached does not listen");
+    Ok((port, server))
 }
 
 /// The program, and the folder of libraries that it needs when it is not the system's.
@@ -130,17 +128,18 @@ impl Peer for Memcached {
 
     fn fill(&mut self, len: usize, count: u64) -> Result<()> {
         self.connections.clear();
+        // It does not give memory of one length to another by itself, so each has a server of its own.
+        (self.port, self.server) = start_server(self.dram_len)?;
+        self.clocks = CpuClocks::new(&[self.server.pid()])?;
         let value: Vec<u8> = (0..len).map(|at| at as u8).collect();
         let mut hash = Xxh3::new();
         hash.update(&value);
         let hashes = (0..count).map(|key| (key, hash.digest()));
         self.hashes = Arc::new(hashes.collect());
-        // It never gives memory of one length to another by itself, so half of it is used.
+        // It loses more to its chunks than others do.
         self.count = count / 2;
         let count = self.count;
         let connection = &mut self.connect(1)?[0];
-        (&connection.socket).write_all(b"flush_all\r\n")?;
-        connection.expect(b"OK\r\n")?;
         for key in 0..count {
             connection.put(&[key], len, &value)?;
         }
