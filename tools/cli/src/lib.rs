@@ -8,3 +8,4 @@ pub mod inspect;
 pub mod open;
 pub mod remote;
 pub mod report;
+pub mod top;

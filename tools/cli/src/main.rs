@@ -14,6 +14,7 @@ use terrace_cli::remote::get::{self, GetArgs};
 use terrace_cli::remote::keys::{self, KeysArgs, ListArgs, PingArgs, RemoveArgs, SpanArgs};
 use terrace_cli::remote::put::{self, PutArgs};
 use terrace_cli::report::{self, ReportOptions};
+use terrace_cli::top::{self, TopArgs};
 use terrace_types::ByteLen;
 
 /// Stores, reads and looks at the blocks of a node, and looks at what lies on its devices.
@@ -50,6 +51,8 @@ enum Command {
     Pin(SpanArgs),
     /// Ask each shard of the node whether it is there.
     Ping(PingArgs),
+    /// Show what a node does, again each second: tiers and shards, rates, latencies, queues.
+    Top(TopArgs),
     /// Read the devices of a closed engine, tell what they hold and what is damaged, and change
     /// nothing.
     ///
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
         Command::Prefetch(args) => keys::prefetch(&args),
         Command::Pin(args) => keys::pin(&args),
         Command::Ping(args) => keys::ping(&args),
+        Command::Top(args) => top::run(&args),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

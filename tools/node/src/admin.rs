@@ -12,9 +12,13 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use terrace_engine::{Engine, block_on};
+use terrace_runtime::executor::MonotonicClock;
 use terrace_server::Observer;
+use terrace_types::Clock;
 
-use crate::samples::{Snapshot, json, samples, text};
+use crate::log::Log;
+use crate::samples::{Process, Sample, Snapshot, histograms, json, samples, text};
+use crate::shards;
 
 /// Requests that are answered at once.
 const CALLERS_MAX: usize = 8;
@@ -41,6 +45,10 @@ pub(crate) struct State {
     phase: AtomicU8,
     /// The values in force, as JSON.
     config: String,
+    slow_ms: u64,
+    log: Option<Log>,
+    /// When the process started, since the beginning of 1970.
+    started: Duration,
     node: OnceLock<(Engine, Observer)>,
     look: Mutex<Look>,
     looked: Condvar,
@@ -56,10 +64,13 @@ struct Look {
 }
 
 impl State {
-    pub(crate) fn new(config: String) -> Arc<Self> {
+    pub(crate) fn new(config: String, slow_ms: u64, log: Option<Log>) -> Arc<Self> {
         Arc::new(Self {
             phase: AtomicU8::new(Phase::Opening as u8),
             config,
+            slow_ms,
+            log,
+            started: unix_now(),
             node: OnceLock::new(),
             look: Mutex::default(),
             looked: Condvar::new(),
@@ -87,7 +98,8 @@ impl State {
             look.is_under_way = started.is_ok();
         }
         if !look.is_under_way {
-            return (Arc::clone(&look.snapshot), true);
+            // Before it serves there is nothing to look at, and so nothing old.
+            return (Arc::clone(&look.snapshot), self.node.get().is_some());
         }
         let waited = self
             .looked
@@ -102,7 +114,7 @@ impl State {
         };
         let found = Snapshot {
             engine: block_on(engine.stats()),
-            server: block_on(observer.counters()),
+            server: block_on(observer.reports()),
         };
         let mut look = self.look.lock().unwrap_or_else(PoisonError::into_inner);
         look.snapshot = Arc::new(found);
@@ -111,19 +123,37 @@ impl State {
         self.looked.notify_all();
     }
 
+    fn samples(self: &Arc<Self>) -> (Arc<Snapshot>, Vec<Sample>) {
+        let (snapshot, is_old) = self.snapshot();
+        let process = Process {
+            started: self.started,
+            is_ready: self.phase.load(Ordering::Acquire) == Phase::Serving as u8,
+            is_old,
+            log_lines_lost: self.log.as_ref().map_or(0, Log::lost),
+        };
+        let all = samples(&snapshot, &process);
+        (snapshot, all)
+    }
+
     fn answer(self: &Arc<Self>, path: &str) -> Answer {
         let phase = self.phase.load(Ordering::Acquire);
         match path {
             "/metrics" => {
-                let (snapshot, is_old) = self.snapshot();
-                let mut body = text(&samples(&snapshot));
-                body.push_str("# TYPE terrace_scrape_old gauge\n");
-                body.push_str(&format!("terrace_scrape_old {}\n", u8::from(is_old)));
+                let (snapshot, all) = self.samples();
+                let body = text(&all) + &histograms(&snapshot);
                 Answer::new(200, "text/plain; version=0.0.4", body)
             }
             "/stats" => {
+                let (snapshot, all) = self.samples();
+                let mut object = json(&all);
+                object.append(&mut shards::shards(&snapshot));
+                let body = serde_json::Value::Object(object).to_string();
+                Answer::new(200, "application/json", body + "\n")
+            }
+            "/slow" => {
                 let (snapshot, _) = self.snapshot();
-                let body = json(&samples(&snapshot)).to_string();
+                let clock = (MonotonicClock.now(), unix_now());
+                let body = shards::slow(&snapshot, self.slow_ms, clock).to_string();
                 Answer::new(200, "application/json", body + "\n")
             }
             "/config" => Answer::new(200, "application/json", self.config.clone() + "\n"),
@@ -139,7 +169,7 @@ impl State {
                 Answer::new(503, "text/plain", what.to_owned())
             }
             _ => {
-                let known = "try /metrics, /healthz, /readyz, /stats or /config\n";
+                let known = "try /metrics, /healthz, /readyz, /stats, /slow or /config\n";
                 Answer::new(404, "text/plain", known.to_owned())
             }
         }
@@ -252,6 +282,17 @@ fn now() -> Instant {
     Instant::now()
 }
 
+/// Time since the beginning of 1970, for people; nothing is measured by it.
+#[expect(
+    clippy::disallowed_types,
+    reason = "the admin interface tells when something was"
+)]
+fn unix_now() -> Duration {
+    let now = std::time::SystemTime::now();
+    now.duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
 fn call(mut socket: Timed, state: &Arc<State>) -> std::io::Result<()> {
     let mut head = Vec::new();
     let mut piece = [0; 1024];
@@ -303,7 +344,7 @@ mod tests {
 
     #[test]
     fn requests_of_every_kind_are_answered() {
-        let state = State::new("{}".to_owned());
+        let state = State::new("{}".to_owned(), 100, None);
         for (request, code) in [
             (&b"GET /healthz HTTP/1.1\r\n\r\n"[..], "200"),
             (b"HEAD /healthz HTTP/1.0\r\n\r\n", "200"),
@@ -311,6 +352,7 @@ mod tests {
             (b"GET /metrics?a=b HTTP/1.1\r\n\r\n", "200"),
             (b"GET /stats HTTP/1.1\r\n\r\n", "200"),
             (b"GET /config HTTP/1.1\r\n\r\n", "200"),
+            (b"GET /slow HTTP/1.1\r\n\r\n", "200"),
             (b"GET /nothing HTTP/1.1\r\n\r\n", "404"),
             (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
             (b"GET /healthz HTTP/2\r\n\r\n", "400"),
@@ -331,7 +373,8 @@ mod tests {
         let mut caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (socket, _) = listener.accept().unwrap();
         let socket = Timed::new(socket, Duration::from_millis(200));
-        let called = std::thread::spawn(move || call(socket, &State::new(String::new())));
+        let called =
+            std::thread::spawn(move || call(socket, &State::new(String::new(), 100, None)));
         let pause = Duration::from_millis(20);
         caller.set_read_timeout(Some(pause)).unwrap();
         let is_closed = (0..1000).any(|_| {
@@ -345,7 +388,7 @@ mod tests {
 
     #[test]
     fn readiness_follows_the_phase() {
-        let state = State::new(String::new());
+        let state = State::new(String::new(), 100, None);
         for (phase, code) in [
             (Phase::Opening, "503"),
             (Phase::Serving, "200"),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use terrace_engine::{EngineConfig, HugepageMode, NvmeConfig, Pinning};
 use terrace_server::ServerConfig;
 
+use crate::log::LogFormat;
 use crate::machine;
 use crate::settings::{Effective, Settings, SettingsError, address, byte_len};
 
@@ -19,6 +20,8 @@ const DEVICE_FILE: &str = "blocks.nvme";
 const CONNECTIONS_MAX: usize = 1 << 19;
 /// Longest wait that a configuration may ask for, in seconds.
 const SECONDS_MAX: u64 = 24 * 3600;
+/// A request that takes longer is slow: more than a read of a device by far.
+const SLOW_MS: u64 = 100;
 /// Longest token, as the protocol has it.
 const TOKEN_LEN_MAX: usize = 1024;
 
@@ -62,6 +65,8 @@ impl Effective {
             format: settings.format.unwrap_or(false),
             connections: settings.connections.unwrap_or(16_384),
             silence: settings.silence.unwrap_or(300),
+            slow_ms: settings.slow_ms.unwrap_or(SLOW_MS),
+            log_format: log_format(settings.log_format.as_deref())?,
             drain: settings.drain.unwrap_or(30),
         };
         effective.check()?;
@@ -82,6 +87,10 @@ impl Effective {
             if !(1..=most).contains(&value) {
                 return Err(SettingsError::field(field, value, format!("1 to {most}")));
             }
+        }
+        if self.slow_ms > SECONDS_MAX * 1000 {
+            let limit = format!("0 to {}", SECONDS_MAX * 1000);
+            return Err(SettingsError::field("slow_ms", self.slow_ms, limit));
         }
         if !self.devices.is_empty() && self.nvme > 0 {
             let limit = "0, or none, when devices are given: they have lengths of their own";
@@ -163,6 +172,7 @@ impl Effective {
             token,
             connections_max: self.connections,
             silence_max: Duration::from_secs(self.silence),
+            slow: Duration::from_millis(self.slow_ms),
             ..ServerConfig::default()
         })
     }
@@ -185,6 +195,14 @@ pub(crate) fn engine_error(error: &terrace_engine::Error) -> SettingsError {
         other => other,
     };
     SettingsError::field(field, value, limit.clone())
+}
+
+fn log_format(text: Option<&str>) -> Result<LogFormat, SettingsError> {
+    match text {
+        None | Some("text") => Ok(LogFormat::Text),
+        Some("json") => Ok(LogFormat::Json),
+        Some(other) => Err(SettingsError::field("log_format", other, "text or json")),
+    }
 }
 
 fn read_token(path: &Path) -> Result<Vec<u8>, SettingsError> {

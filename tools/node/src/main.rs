@@ -5,10 +5,12 @@
 mod admin;
 mod effective;
 mod identity;
+mod log;
 mod machine;
 mod run;
 mod samples;
 mod settings;
+mod shards;
 
 use std::io::Write;
 use std::path::PathBuf;

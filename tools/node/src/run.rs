@@ -16,6 +16,7 @@ use terrace_types::ByteLen;
 use crate::admin::{self, Phase, State};
 use crate::effective::engine_error;
 use crate::identity::{Identity, hex};
+use crate::log::Log;
 use crate::settings::Effective;
 
 /// Descriptors that the node needs beside those of connections.
@@ -32,17 +33,25 @@ pub(crate) fn check(values: &Effective) -> anyhow::Result<()> {
 
 /// Runs a node until it is told to stop.
 pub(crate) fn run(values: &Effective) -> anyhow::Result<()> {
-    abort_on_panic();
     // Before any thread is made: all of them inherit it, and one waits.
     let signals = stop_signals();
     signals.thread_block().context("block signals")?;
-    log();
+    let log = Log::start(values.log_format).context("start the log")?;
+    abort_on_panic(log.clone());
+    let outcome = serve(values, &signals, &log);
+    log.finish();
+    outcome
+}
+
+/// Serves until a signal comes.
+fn serve(values: &Effective, signals: &SigSet, log: &Log) -> anyhow::Result<()> {
     check_host(values)?;
     let server_config = values.server()?;
     let listener = bind("listen", values.listen)?;
     let metrics = values.metrics.map(|at| bind("metrics", at)).transpose()?;
     let identity = Identity::take(&values.data)?;
-    let state = State::new(serde_json::to_string(values).context("print the values in force")?);
+    let config = serde_json::to_string(values).context("print the values in force")?;
+    let state = State::new(config, values.slow_ms, Some(log.clone()));
     say_values(values, &listener, metrics.as_ref(), &identity);
     if let Some(metrics) = metrics {
         admin::start(metrics, Arc::clone(&state)).context("start the admin thread")?;
@@ -108,20 +117,13 @@ fn stop_signals() -> SigSet {
 }
 
 /// A half-dead shard that clients can still read is worse than a restart, which recovers.
-fn abort_on_panic() {
+fn abort_on_panic(log: Log) {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
+        log.finish();
         std::process::abort();
     }));
-}
-
-fn log() {
-    let filter = std::env::var("TERRACE_LOG").unwrap_or_else(|_| "info".to_owned());
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
-        .with_writer(std::io::stderr)
-        .init();
 }
 
 /// What the operating system has to allow, with what to do where it does not.

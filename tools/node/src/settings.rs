@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use terrace_types::ByteLen;
 
+use crate::log::LogFormat;
+
 /// What one source says; what it leaves out is left to the weaker ones.
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,6 +60,12 @@ pub(crate) struct Settings {
     /// Seconds after which a client that says nothing is closed.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) silence: Option<u64>,
+    /// Milliseconds from which on a request is slow: it is told at /slow and in the log; 0 for none.
+    #[arg(long, value_name = "MS")]
+    pub(crate) slow_ms: Option<u64>,
+    /// How lines of the log look: text or json.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) log_format: Option<String>,
     /// Seconds that a stop may take to answer what is under way and to write blocks down.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) drain: Option<u64>,
@@ -117,7 +125,7 @@ fn is_of_service(field: &str) -> bool {
 }
 
 /// The names of all fields, as a config file and, in capitals, the environment have them.
-const FIELDS: [&str; 16] = [
+const FIELDS: [&str; 18] = [
     "listen",
     "metrics",
     "data",
@@ -133,6 +141,8 @@ const FIELDS: [&str; 16] = [
     "format",
     "connections",
     "silence",
+    "slow_ms",
+    "log_format",
     "drain",
 ];
 
@@ -184,6 +194,8 @@ impl Settings {
             "format" => self.format = Some(parse("format", &value, "true or false")?),
             "connections" => self.connections = Some(parse("connections", &value, "a count")?),
             "silence" => self.silence = Some(parse("silence", &value, "a count of seconds")?),
+            "slow_ms" => self.slow_ms = Some(parse("slow_ms", &value, "a count of milliseconds")?),
+            "log_format" => self.log_format = Some(value),
             "drain" => self.drain = Some(parse("drain", &value, "a count of seconds")?),
             _ => {
                 return Err(SettingsError::UnknownVariable {
@@ -215,6 +227,8 @@ impl Settings {
             format: self.format.or(weaker.format),
             connections: self.connections.or(weaker.connections),
             silence: self.silence.or(weaker.silence),
+            slow_ms: self.slow_ms.or(weaker.slow_ms),
+            log_format: self.log_format.or(weaker.log_format),
             drain: self.drain.or(weaker.drain),
         }
     }
@@ -280,5 +294,7 @@ pub(crate) struct Effective {
     pub(crate) format: bool,
     pub(crate) connections: usize,
     pub(crate) silence: u64,
+    pub(crate) slow_ms: u64,
+    pub(crate) log_format: LogFormat,
     pub(crate) drain: u64,
 }

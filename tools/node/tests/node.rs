@@ -4,118 +4,15 @@
 
 #[path = "../../../transport/server/tests/plain/mod.rs"]
 mod plain;
+mod started;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use plain::{PlainClient, value};
+use started::{Folder, Node, command};
 use terrace_wire::{Facts, KeyStatus, Options, Verb};
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("terrace-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn command(folder: &Path, flags: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace-node"));
-    command
-        .current_dir(folder)
-        .env_clear()
-        .args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
-        .args(["--dram", "64MiB", "--shards", "1", "--hugepages", "off"])
-        .args(flags)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-struct Node {
-    child: Child,
-    output: BufReader<std::process::ChildStdout>,
-    address: SocketAddr,
-    metrics: SocketAddr,
-}
-
-impl Node {
-    fn start(folder: &Path, flags: &[&str]) -> Self {
-        let mut child = command(folder, flags)
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        let after = |what: &str| {
-            let at = line.find(what).unwrap() + what.len();
-            let end = line[at..].find(',').unwrap() + at;
-            line[at..end].parse().unwrap()
-        };
-        let (address, metrics) = (after(" on "), after("metrics on "));
-        let mut node = Self {
-            child,
-            output,
-            address,
-            metrics,
-        };
-        node.until_line("ready");
-        node
-    }
-
-    fn until_line(&mut self, what: &str) {
-        let mut line = String::new();
-        while line.trim_end() != what {
-            line.clear();
-            let count = self.output.read_line(&mut line).unwrap();
-            assert!(count > 0, "the node ended before it said `{what}`");
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
-        kill(pid, signal).unwrap();
-    }
-
-    fn http(&self, path: &str) -> String {
-        let mut socket = TcpStream::connect(self.metrics).unwrap();
-        write!(socket, "GET {path} HTTP/1.1\r\nHost: node\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    fn metric(&self, name: &str) -> u64 {
-        let text = self.http("/metrics");
-        let mut lines = text.lines();
-        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value
-            .unwrap_or_else(|| panic!("no {name} in {text}"))
-            .parse()
-            .unwrap()
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 #[test]
 fn node_killed_serves_durable_blocks_after_its_restart() {
@@ -158,7 +55,8 @@ fn node_told_to_stop_writes_down_what_it_has() {
         let bytes = value(7, 100_000);
         let put = client.put(&[(key.as_bytes(), &bytes)], Options::NONE);
         assert_eq!(put, [KeyStatus::Stored { durable: false }]);
-        node.signal(signal);
+        let pid = Pid::from_raw(i32::try_from(node.child.id()).unwrap());
+        kill(pid, signal).unwrap();
         assert_eq!(node.child.wait().unwrap().code(), Some(0));
         let node = Node::start(&folder.0, &flags);
         let mut client = PlainClient::connect(node.address, None, "m");

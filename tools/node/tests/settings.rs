@@ -42,7 +42,7 @@ fn assert_refused(what: &str, output: &Output, words: &[&str]) {
 }
 
 /// Each of these files is wrong in one way; the words are of field, value and limit.
-const WRONG_FILES: [(&str, &[&str]); 30] = [
+const WRONG_FILES: [(&str, &[&str]); 32] = [
     ("listen = 7440", &["line 1", "string"]),
     ("listen = \"7440\"", &["listen", "7440", "127.0.0.1:7440"]),
     ("listen = \"localhost:99999\"", &["listen", "99999"]),
@@ -82,6 +82,8 @@ const WRONG_FILES: [(&str, &[&str]); 30] = [
     ),
     ("connections = 0", &["connections", "0", "524288"]),
     ("silence = 0", &["silence", "0", "86400"]),
+    ("slow_ms = 86400001", &["slow_ms", "86400001", "86400000"]),
+    ("log_format = \"xml\"", &["log_format", "xml", "json"]),
     ("drain = 100000", &["drain", "100000", "86400"]),
     (
         "\n\nlisen = \"127.0.0.1:7440\"",

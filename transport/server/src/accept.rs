@@ -17,7 +17,7 @@ use terrace_types::Clock;
 
 use crate::config::ServerConfig;
 use crate::host::{Arrival, CloseWhich, Command, Host, Seat, Shared};
-use crate::stats::ServerCounters;
+use crate::stats::{ServerCounters, ServerReport};
 
 /// Commands that may wait for a shard's host.
 const COMMANDS_MAX: usize = 1024;
@@ -193,16 +193,24 @@ impl Observer {
     /// What was counted, over the shards that answer.
     pub async fn counters(&self) -> ServerCounters {
         let mut sum = ServerCounters::default();
-        for host in &self.shared.hosts {
-            let (reply, answer) = oneshot::channel();
-            if host.send(Command::Report(reply)).await.is_err() {
-                continue;
-            }
-            if let Ok(counters) = answer.await {
-                sum.add(&counters);
-            }
+        for report in self.reports().await.iter().flatten() {
+            sum.add(&report.counters);
         }
         sum
+    }
+
+    /// Each shard's report; `None` where it did not answer.
+    pub async fn reports(&self) -> Vec<Option<Box<ServerReport>>> {
+        let mut all = Vec::with_capacity(self.shared.hosts.len());
+        for host in &self.shared.hosts {
+            let (reply, answer) = oneshot::channel();
+            let sent = host.send(Command::Report(reply)).await;
+            all.push(match sent {
+                Ok(()) => answer.await.ok(),
+                Err(_) => None,
+            });
+        }
+        all
     }
 }
 

@@ -27,6 +27,8 @@ pub struct ServerConfig {
     pub deadline_max: Duration,
     /// Longest lease or pin.
     pub lease_max: Duration,
+    /// Requests that take longer are remembered as slow, and logged; zero for none.
+    pub slow: Duration,
 }
 
 /// Most bytes of values in a frame that a node takes. They go to slots one after the other, so
@@ -54,6 +56,7 @@ impl Default for ServerConfig {
             silence_max: Duration::from_secs(300),
             deadline_max: Duration::from_secs(30),
             lease_max: Duration::from_secs(600),
+            slow: Duration::from_millis(100),
         }
     }
 }

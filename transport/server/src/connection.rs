@@ -10,20 +10,23 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use terrace_engine::{BlockKey, LeaseId, LocalPin, Namespace, Shard};
 use terrace_fabric::{Sender, TcpSender};
-use terrace_runtime::LocalFuture;
+use terrace_runtime::{LocalFuture, Runtime};
 use terrace_types::Nanos;
 use terrace_wire::{
     ErrorCode, ErrorFrame, Flags, FrameHead, Goodbye, GoodbyeReason, KeyStatus, NamespaceNumber,
-    NodeTerms, Record, ReplyHead, RequestHead, ServerSession, Verb, WireError, reply,
+    NodeTerms, Record, ReplyHead, RequestHead, ServerSession, SessionError, Verb, WireError, reply,
 };
 
 use crate::host::Host;
+use crate::latency::Hop;
 use crate::outbox::{Outbox, Part};
-use crate::socket::ShardSocket;
+use crate::socket::{ShardSocket, before};
 use crate::stream::Stream;
+use crate::trace::{Replies, Trace};
 
 /// Bytes that may wait to be sent before a request that adds blocks waits too, and before the next
 /// request is taken. A longer block is sent all the same, one at a time.
@@ -58,6 +61,8 @@ pub(crate) enum Waiting {
 /// See the module's text.
 pub(crate) struct Connection {
     pub(crate) host: Rc<Host>,
+    /// A number of the shard's own, for the log.
+    pub(crate) number: u64,
     pub(crate) peer: SocketAddr,
     pub(crate) session: RefCell<ServerSession>,
     pub(crate) terms: Cell<NodeTerms>,
@@ -65,7 +70,14 @@ pub(crate) struct Connection {
     outbox: RefCell<Outbox>,
     namespaces: RefCell<HashMap<u16, Namespace>>,
     /// Requests that run in tasks of their own, and whether they were cancelled.
-    running: RefCell<HashMap<u64, Rc<Cell<bool>>>>,
+    running: RefCell<HashMap<u64, Rc<Trace>>>,
+    /// Requests that are not answered.
+    traces: RefCell<Vec<Rc<Trace>>>,
+    /// The one that the reader is at.
+    current: RefCell<Option<Rc<Trace>>>,
+    replies: RefCell<Replies>,
+    /// When the last bytes of frames came.
+    arrived: Cell<Nanos>,
     pub(crate) pins: RefCell<HashMap<BlockKey, (LocalPin, Nanos)>>,
     pub(crate) streams: RefCell<HashMap<u64, Stream>>,
     /// Leases by id: the block's length, and when they end.
@@ -85,30 +97,43 @@ pub(crate) struct Ticket {
     pub(crate) id: u64,
     pub(crate) verb: Verb,
     pub(crate) deadline: Nanos,
-    is_cancelled: Rc<Cell<bool>>,
+    pub(crate) trace: Rc<Trace>,
 }
 
 impl Ticket {
     /// What becomes of an entry that was not begun; `None` when it may be.
     pub(crate) fn is_over(&self, now: Nanos) -> Option<KeyStatus> {
         //= docs/wire-protocol.md#WP-14
-        if self.is_cancelled.get() {
+        if self.trace.is_cancelled.get() {
             return Some(KeyStatus::Cancelled);
         }
         //= docs/wire-protocol.md#WP-13
         (now >= self.deadline).then_some(KeyStatus::TimedOut)
+    }
+
+    /// What `work` of the tiers comes to, or `None` at the deadline. The wait counts as the
+    /// request's.
+    pub(crate) async fn before_deadline<T>(
+        &self,
+        runtime: &Rc<dyn Runtime>,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let timed = before(runtime, self.deadline, work);
+        self.trace.waited(runtime, timed).await
     }
 }
 
 impl Connection {
     pub(crate) fn new(
         host: Rc<Host>,
+        number: u64,
         peer: SocketAddr,
         terms: NodeTerms,
         sender: TcpSender<ShardSocket>,
     ) -> Rc<Self> {
         let now = host.now();
         Rc::new(Self {
+            number,
             peer,
             session: RefCell::new(ServerSession::new(terms)),
             terms: Cell::new(terms),
@@ -116,6 +141,10 @@ impl Connection {
             outbox: RefCell::default(),
             namespaces: RefCell::default(),
             running: RefCell::default(),
+            traces: RefCell::default(),
+            current: RefCell::default(),
+            replies: RefCell::default(),
+            arrived: Cell::new(now),
             pins: RefCell::default(),
             streams: RefCell::default(),
             leases: RefCell::default(),
@@ -132,24 +161,56 @@ impl Connection {
         &self.host.shard
     }
 
-    pub(crate) fn wait_for(&self, waiting: Waiting) {
-        self.waiting.set((waiting, self.host.now()));
+    /// Notes what is waited for; since when.
+    pub(crate) fn wait_for(&self, waiting: Waiting) -> Nanos {
+        let now = self.host.now();
+        self.waiting.set((waiting, now));
+        now
+    }
+
+    /// Bytes of frames came.
+    pub(crate) fn note_arrival(&self) {
+        self.arrived.set(self.host.now());
+    }
+
+    /// A request begins, now that its body was read.
+    pub(crate) fn begin(&self, head: &FrameHead, verb: Verb) {
+        let (arrived, (_, turn)) = (self.arrived.get(), self.waiting.get());
+        let trace = Trace::new(head.request_id, verb, head.frame_len(), arrived, turn);
+        self.traces.borrow_mut().push(Rc::clone(&trace));
+        self.current.replace(Some(trace));
+    }
+
+    /// Notes how many keys the request has that the reader is at.
+    pub(crate) fn note_keys(&self, count: usize) {
+        if let Some(trace) = &*self.current.borrow() {
+            trace.keys.set(u32::try_from(count).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Adds to a hop of the request that the reader is at.
+    pub(crate) fn note_hop(&self, hop: Hop, span: Duration) {
+        if let Some(trace) = &*self.current.borrow() {
+            trace.add(hop, span);
+        }
     }
 
     /// Takes a request on: its deadline counts from now.
     pub(crate) fn ticket(&self, id: u64, verb: Verb, deadline_ms: u32) -> Ticket {
         let longest = self.host.config().deadline_max;
-        let asked = std::time::Duration::from_millis(deadline_ms.into());
+        let asked = Duration::from_millis(deadline_ms.into());
         let span = if deadline_ms == 0 {
             longest
         } else {
             asked.min(longest)
         };
+        let current = self.current.borrow().clone();
+        let now = self.host.now();
         Ticket {
             id,
             verb,
-            deadline: self.host.now() + span,
-            is_cancelled: Rc::default(),
+            deadline: now + span,
+            trace: current.unwrap_or_else(|| Trace::new(id, verb, 0, now, now)),
         }
     }
 
@@ -161,8 +222,8 @@ impl Connection {
         if is_done {
             return;
         }
-        let cancel = Rc::clone(&ticket.is_cancelled);
-        self.running.borrow_mut().insert(ticket.id, cancel);
+        let trace = Rc::clone(&ticket.trace);
+        self.running.borrow_mut().insert(ticket.id, trace);
         let (connection, id) = (Rc::clone(self), ticket.id);
         self.shard().spawn(Box::pin(async move {
             work.await;
@@ -172,8 +233,8 @@ impl Connection {
     }
 
     pub(crate) fn cancel(&self, id: u64) {
-        if let Some(cancel) = self.running.borrow().get(&id) {
-            cancel.set(true);
+        if let Some(trace) = self.running.borrow().get(&id) {
+            trace.is_cancelled.set(true);
         }
     }
 
@@ -227,16 +288,18 @@ impl Connection {
             Ok(len) => bytes.truncate(len),
             Err(error) => {
                 // A reply that is not sent breaks the connection, so it ends.
-                tracing::error!(peer = %self.peer, %error, "encode a reply");
+                tracing::error!(connection = self.number, peer = %self.peer, %error, "encode a reply");
                 return self.close();
             }
         }
         self.host.count(|counters| counters.frames_sent += 1);
+        self.replies.borrow_mut().queued(bytes.len());
         self.outbox.borrow_mut().push(Part::Bytes(bytes));
     }
 
     pub(crate) fn push_block(&self, pin: LocalPin, range: std::ops::Range<usize>) {
         if !self.closed.get() && !range.is_empty() {
+            self.replies.borrow_mut().queued(range.len());
             self.outbox.borrow_mut().push(Part::Block(pin, range));
         }
     }
@@ -252,14 +315,37 @@ impl Connection {
         };
         drop(session);
         if let Err(error) = answered.and(ended) {
-            tracing::error!(peer = %self.peer, %error, "answer a request");
-            self.close();
+            self.report(id, &error, "answer a request");
         }
+        self.begin_reply(id, is_last);
         if is_last {
             self.wake();
             return Flags::NONE;
         }
         Flags::MORE
+    }
+
+    /// What the session says of a reply that must not be; the connection ends by it.
+    fn report(&self, id: u64, error: &SessionError, what: &str) {
+        let (connection, peer) = (self.number, self.peer);
+        tracing::error!(connection, %peer, request = id, %error, "{what}");
+        self.close();
+    }
+
+    /// The frame that is queued next is of this request.
+    fn begin_reply(&self, id: u64, is_last: bool) {
+        let mut traces = self.traces.borrow_mut();
+        let Some(at) = traces.iter().position(|trace| trace.id == id) else {
+            return;
+        };
+        let trace = if is_last {
+            let trace = traces.swap_remove(at);
+            trace.end(self.host.now());
+            trace
+        } else {
+            Rc::clone(&traces[at])
+        };
+        self.replies.borrow_mut().begin_frame(trace, is_last);
     }
 
     /// How many records of `len` bytes the client takes in one frame.
@@ -311,9 +397,9 @@ impl Connection {
     ) {
         let ended = self.session.borrow_mut().end(id, false, false);
         if let Err(error) = ended {
-            tracing::error!(peer = %self.peer, %error, "end a request");
-            self.close();
+            self.report(id, &error, "end a request");
         }
+        self.begin_reply(id, true);
         self.push_frame(len, encode);
         self.wake();
     }
@@ -337,9 +423,18 @@ impl Connection {
         self.host.count(|counters| counters.requests_refused += 1);
         let ended = self.session.borrow_mut().end(id, true, false);
         if let Err(error) = ended {
-            tracing::error!(peer = %self.peer, %error, "refuse a request");
-            self.close();
+            self.report(id, &error, "refuse a request");
         }
+        self.begin_reply(id, true);
+        tracing::debug!(
+            connection = self.number,
+            peer = %self.peer,
+            request = id,
+            verb = verb_number,
+            ?code,
+            text,
+            "a request is refused"
+        );
         self.push_error(id, verb_number, code, argument, text);
         self.wake();
     }
@@ -404,6 +499,13 @@ impl Connection {
     fn sent(&self, len: usize) {
         self.host
             .count(|counters| counters.bytes_sent += len as u64);
+        let mut replies = self.replies.borrow_mut();
+        if replies.sent(len) {
+            let now = self.host.now();
+            while let Some(trace) = replies.pop_sent() {
+                self.host.answered(self, &trace, now);
+            }
+        }
     }
 
     /// Sends until nothing waits.
@@ -443,14 +545,22 @@ impl Connection {
         self.wake();
     }
 
-    /// Waits until blocks may be added to what waits to be sent.
-    pub(crate) async fn room(self: &Rc<Self>) {
+    /// Waits until blocks may be added to what waits to be sent; how long that was.
+    pub(crate) async fn room(self: &Rc<Self>) -> Duration {
         if self.outbox.borrow().len() < WINDOW_LEN {
-            return;
+            return Duration::ZERO;
         }
+        let start = self.host.now();
         self.flush().await;
         self.until(|connection| connection.outbox.borrow().len() < WINDOW_LEN)
             .await;
+        self.host.now().since(start)
+    }
+
+    /// Requests under way, and bytes that wait to be sent.
+    pub(crate) fn depths(&self) -> (usize, usize) {
+        let under_way = self.session.borrow().under_way();
+        (under_way, self.outbox.borrow().len())
     }
 
     /// Waits until all that was queued is sent.
@@ -517,9 +627,11 @@ impl Connection {
         if let Ok(mut outbox) = self.outbox.try_borrow_mut() {
             outbox.clear();
         }
-        for cancel in self.running.borrow().values() {
-            cancel.set(true);
+        for trace in self.running.borrow().values() {
+            trace.is_cancelled.set(true);
         }
+        self.traces.borrow_mut().clear();
+        self.replies.borrow_mut().clear();
         self.pins.borrow_mut().clear();
         //= docs/wire-protocol.md#WP-20
         self.streams.borrow_mut().clear();

@@ -41,6 +41,7 @@ pub(crate) async fn request(
         }
         Err(error) => return Err(error.into()),
     };
+    connection.note_keys(request.entry_count());
     let noted = connection.session.borrow_mut().on_request(&head, &request);
     if let Err(error) = noted {
         skip(connection, frames, head.values_len.into()).await?;
@@ -155,11 +156,11 @@ async fn remove_namespace(connection: &Rc<Connection>, id: u64, verb: Verb, told
         return;
     };
     let ticket = connection.ticket(id, verb, told.deadline_ms);
-    let (owner, deadline) = (Rc::clone(connection), ticket.deadline);
+    let (owner, at) = (Rc::clone(connection), ticket.clone());
     let work = async move {
         let engine = owner.host.engine.clone();
         let removal = engine.remove_namespace(namespace);
-        let removed = crate::socket::before(owner.shard().runtime(), deadline, removal).await;
+        let removed = at.before_deadline(owner.shard().runtime(), removal).await;
         let (status, count) = match removed {
             Some(Ok(count)) => (KeyStatus::Hit(Tier::Dram), count),
             Some(Err(reason)) => (KeyStatus::Unavailable(reason), 0),
@@ -325,7 +326,7 @@ async fn status_of(
 
 async fn remove(shard: &Rc<Shard>, ticket: &Ticket, key: &BlockKey) -> KeyStatus {
     let removal = shard.remove(key);
-    let removed = crate::socket::before(shard.runtime(), ticket.deadline, removal).await;
+    let removed = ticket.before_deadline(shard.runtime(), removal).await;
     removed.map_or(KeyStatus::TimedOut, |found| KeyStatus::of_lookup(&found))
 }
 

@@ -11,7 +11,7 @@ use terrace_wire::{
 
 use crate::connection::{Connection, Ticket};
 use crate::dispatch::get_options;
-use crate::socket::before;
+use crate::latency::Hop;
 
 /// Bytes of blocks that a request holds pinned at once, unless one block is longer.
 const STEP_LEN: u64 = 4 << 20;
@@ -107,7 +107,8 @@ impl Get {
             if self.values_len > 0 {
                 self.push(false);
             }
-            self.connection.room().await;
+            let waited = self.connection.room().await;
+            self.ticket.trace.add(Hop::Socket, waited);
             if self.connection.is_closed() {
                 return;
             }
@@ -194,7 +195,7 @@ impl Get {
     async fn wait_for(&self, at: usize, wanted: &Wanted) -> (usize, Found) {
         let shard = self.connection.shard();
         let get = shard.get(&wanted.key, &wanted.options);
-        let found = before(shard.runtime(), self.ticket.deadline, get).await;
+        let found = self.ticket.before_deadline(shard.runtime(), get).await;
         (at, settled(found))
     }
 
@@ -239,7 +240,10 @@ impl Get {
             pin.checksum()
         } else {
             let bytes = pin.get(range.clone()).unwrap_or_default();
-            part_checksum(wanted.key.hash(), block_len, part.start, bytes)
+            let start = host.now();
+            let checksum = part_checksum(wanted.key.hash(), block_len, part.start, bytes);
+            self.ticket.trace.add(Hop::Hash, host.now().since(start));
+            checksum
         };
         let record = ValueRecord {
             status: KeyStatus::Hit(tier),

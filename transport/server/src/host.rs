@@ -20,9 +20,12 @@ use terrace_wire::{ErrorCode, Features, FrameLimits, GoodbyeReason, NodeTerms, S
 
 use crate::config::{CREDIT_BYTES, LIMITS, ServerConfig};
 use crate::connection::{Connection, Overdue};
+use crate::latency::{Hop, Latencies};
 use crate::session;
+use crate::slow::{SlowLog, SlowRequest};
 use crate::socket::ShardSocket;
-use crate::stats::ServerCounters;
+use crate::stats::{ServerCounters, ServerReport};
+use crate::trace::Trace;
 
 /// How often the watch looks at connections, at most.
 const WATCH_INTERVAL_MAX: Duration = Duration::from_secs(1);
@@ -36,7 +39,7 @@ pub(crate) enum Command {
     /// Close connections: idle ones, or all. The answer: how many are left.
     Close(CloseWhich, oneshot::Sender<usize>),
     /// What was counted.
-    Report(oneshot::Sender<ServerCounters>),
+    Report(oneshot::Sender<Box<ServerReport>>),
     /// The server is gone.
     End,
 }
@@ -93,6 +96,8 @@ pub(crate) struct Host {
     pub(crate) shared: Arc<Shared>,
     connections: RefCell<BTreeMap<u64, Rc<Connection>>>,
     counters: RefCell<ServerCounters>,
+    latencies: RefCell<Latencies>,
+    slow: RefCell<SlowLog>,
     next_id: Cell<u64>,
     is_watched: Cell<bool>,
     draining: Cell<bool>,
@@ -106,6 +111,8 @@ impl Host {
             shared,
             connections: RefCell::default(),
             counters: RefCell::default(),
+            latencies: RefCell::default(),
+            slow: RefCell::new(SlowLog::new()),
             next_id: Cell::new(1),
             is_watched: Cell::new(false),
             draining: Cell::new(false),
@@ -136,14 +143,62 @@ impl Host {
                     let _ = reply.send(self.close(which));
                 }
                 Some(Command::Report(reply)) => {
-                    let mut counters = *self.counters.borrow();
-                    counters.connections = self.connections.borrow().len() as u64;
-                    let _ = reply.send(counters);
+                    let _ = reply.send(Box::new(self.report()));
                 }
                 Some(Command::End) => break,
             }
         }
         self.close(CloseWhich::All);
+    }
+
+    fn report(&self) -> ServerReport {
+        let mut counters = *self.counters.borrow();
+        let connections = self.connections.borrow();
+        counters.connections = connections.len() as u64;
+        for connection in connections.values() {
+            let (requests, bytes) = connection.depths();
+            counters.requests_under_way += requests as u64;
+            counters.unsent_bytes += bytes as u64;
+        }
+        ServerReport {
+            counters,
+            latencies: self.latencies.borrow().clone(),
+            slow: self.slow.borrow().last(),
+        }
+    }
+
+    /// Notes the times of a request whose reply is sent.
+    pub(crate) fn answered(&self, connection: &Connection, trace: &Trace, now: Nanos) {
+        let (time, hops) = trace.settle(now);
+        let mut latencies = self.latencies.borrow_mut();
+        latencies.record_request(trace.verb, time.as_nanos() as u64);
+        for (hop, span) in Hop::ALL.into_iter().zip(hops) {
+            // A request without values waits for none, and few wait for the tiers.
+            let is_common = matches!(hop, Hop::Queue | Hop::Socket);
+            if is_common || !span.is_zero() {
+                latencies.record_hop(hop, span.as_nanos() as u64);
+            }
+        }
+        drop(latencies);
+        let threshold = self.config().slow;
+        if threshold.is_zero() || time < threshold {
+            return;
+        }
+        self.count(|counters| counters.requests_slow += 1);
+        let slow = SlowRequest {
+            shard: self.shard.number(),
+            connection: connection.number,
+            peer: connection.peer,
+            request: trace.id,
+            verb: trace.verb.name(),
+            keys: trace.keys.get(),
+            bytes_received: trace.received_len,
+            bytes_sent: trace.sent_len.get(),
+            arrived: trace.arrived,
+            time,
+            hops,
+        };
+        self.slow.borrow_mut().push(slow, now);
     }
 
     fn adopt(self: &Rc<Self>, arrival: Arrival) {
@@ -160,7 +215,7 @@ impl Host {
         let id = self.next_id.get();
         self.next_id.set(id + 1);
         let sender = TcpSender::new(Rc::clone(&socket));
-        let connection = Connection::new(Rc::clone(self), peer, self.terms(), sender);
+        let connection = Connection::new(Rc::clone(self), id, peer, self.terms(), sender);
         let receiver = TcpReceiver::new(Rc::clone(&socket), received);
         self.connections
             .borrow_mut()
@@ -305,7 +360,8 @@ impl Host {
             let Some(overdue) = connection.overdue(now) else {
                 continue;
             };
-            tracing::info!(peer = %connection.peer, ?overdue, "close a connection");
+            let number = connection.number;
+            tracing::info!(connection = number, peer = %connection.peer, ?overdue, "close a connection");
             self.count(|counters| match overdue {
                 Overdue::SlowReader => counters.closed_slow += 1,
                 Overdue::Stalled => counters.closed_stalled += 1,

@@ -9,7 +9,6 @@ use terrace_wire::{KeyEntry, KeyStatus, LeaseRecord, Records, RequestHead, Verb}
 
 use crate::connection::{Connection, Ticket};
 use crate::dispatch::{Asked, get_options, keys_of};
-use crate::socket::before;
 
 /// Bytes of a lease record.
 const RECORD_LEN: usize = 24;
@@ -76,7 +75,7 @@ async fn lease_one(
     let span = duration(connection, told);
     let options = get_options(*hint, told.context);
     let lease = shard.lease(key, span, &options);
-    let granted = match before(shard.runtime(), ticket.deadline, lease).await {
+    let granted = match ticket.before_deadline(shard.runtime(), lease).await {
         None => return none(KeyStatus::TimedOut),
         Some(granted) => granted,
     };

@@ -8,7 +8,6 @@ use terrace_wire::{KeyStatus, RequestHead};
 
 use crate::connection::{Connection, Ticket};
 use crate::dispatch::get_options;
-use crate::socket::before;
 
 //= docs/wire-protocol.md#WP-24
 pub(crate) async fn pin(
@@ -20,7 +19,8 @@ pub(crate) async fn pin(
 ) -> KeyStatus {
     let shard = connection.shard();
     let options = get_options(hint, told.context);
-    let found = before(shard.runtime(), ticket.deadline, shard.get(key, &options)).await;
+    let get = shard.get(key, &options);
+    let found = ticket.before_deadline(shard.runtime(), get).await;
     match found {
         None => KeyStatus::TimedOut,
         Some(Lookup::Hit { tier, value: pin }) => {

@@ -11,7 +11,6 @@ use terrace_wire::{
 
 use crate::connection::{Connection, Ticket};
 use crate::session::End;
-use crate::socket::before;
 use crate::values::{Frames, receive, skip};
 
 /// Takes the values of a put, and answers it once they are as durable as asked for.
@@ -97,7 +96,7 @@ pub(crate) async fn reserve(
     }
     if ticket.verb == Verb::Upsert {
         let removal = shard.remove(key);
-        let removed = before(shard.runtime(), ticket.deadline, removal).await;
+        let removed = ticket.before_deadline(shard.runtime(), removal).await;
         match removed.map(|found| KeyStatus::of_lookup(&found)) {
             None => return Err(KeyStatus::TimedOut),
             Some(status @ KeyStatus::Unavailable(_)) => return Err(status),
@@ -110,7 +109,7 @@ pub(crate) async fn reserve(
             // What was read before is answered while this one waits for room.
             connection.flush().await;
             let reserve = shard.reserve(key, len, options);
-            match before(shard.runtime(), ticket.deadline, reserve).await {
+            match ticket.before_deadline(shard.runtime(), reserve).await {
                 Some(reservation) => reservation,
                 None => return Err(KeyStatus::TimedOut),
             }
@@ -139,7 +138,7 @@ pub(crate) async fn commit(
     at: usize,
     answer: &Rc<Answer>,
 ) {
-    let (shard, deadline) = (Rc::clone(connection.shard()), ticket.deadline);
+    let (shard, ticket) = (Rc::clone(connection.shard()), ticket.clone());
     let (answer, is_durable) = (
         Rc::clone(answer),
         filled.options.durability == Durability::Durable,
@@ -152,7 +151,7 @@ pub(crate) async fn commit(
             options,
         } = filled;
         let commit = shard.commit(&key, writer, checksum, &options);
-        let outcome = before(shard.runtime(), deadline, commit).await;
+        let outcome = ticket.before_deadline(shard.runtime(), commit).await;
         // It is published at once; what took longer than it may is to make it durable. One that
         // existed already is told as stored, not durable, too: no more is known of either.
         let late = KeyStatus::Stored { durable: false };

@@ -96,7 +96,13 @@ pub(crate) async fn serve(
         text,
     }) = end
     {
-        tracing::info!(peer = %connection.peer, ?code, text, "a client broke the protocol");
+        tracing::info!(
+            connection = connection.number,
+            peer = %connection.peer,
+            ?code,
+            text,
+            "a client broke the protocol"
+        );
         connection
             .host
             .count(|counters| counters.closed_malformed += 1);
@@ -143,6 +149,7 @@ async fn next_head(connection: &Rc<Connection>, frames: &mut Frames) -> Result<F
         connection.flush().await;
         let received = poll_fn(|context| frames.poll_message(context, len + 1)).await;
         received.map_err(|_| End::Gone)?;
+        connection.note_arrival();
         if connection.is_closed() {
             return Err(End::Gone);
         }
@@ -164,6 +171,7 @@ async fn body(
         connection.flush().await;
         let received = poll_fn(|context| frames.poll_message(context, len)).await;
         received.map_err(|_| End::Gone)?;
+        connection.note_arrival();
     }
     let Some(bytes) = frames.message().get(FRAME_HEAD_LEN..len) else {
         return Err(End::Gone);
@@ -198,7 +206,13 @@ async fn hello(connection: &Rc<Connection>, frames: &mut Frames) -> Result<Optio
     }
     let terms = connection.session.borrow_mut().on_hello(&hello)?;
     connection.terms.set(terms);
-    tracing::debug!(peer = %connection.peer, name = hello.name, shard = terms.shard, "hello");
+    tracing::debug!(
+        connection = connection.number,
+        peer = %connection.peer,
+        name = hello.name,
+        shard = terms.shard,
+        "hello"
+    );
     let endpoint = Endpoint {
         shard: None,
         port: connection.host.shared.port,
@@ -247,6 +261,7 @@ async fn requests(connection: &Rc<Connection>, frames: &mut Frames) -> Result<()
             Incoming::Request(verb) => {
                 let body = body(connection, frames, &head).await?;
                 frames.consume(FRAME_HEAD_LEN + body.len());
+                connection.begin(&head, verb);
                 connection.host.count(|counters| counters.requests += 1);
                 dispatch::request(connection, frames, head, verb, body).await?;
             }

@@ -1,10 +1,13 @@
 //! What a server counts, plain on each shard's thread, and the sums.
 
+use crate::latency::Latencies;
+use crate::slow::SlowRequest;
+
 /// Declares the counters once: the struct, its sum, and the names they are published under.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $metric:literal,)*) => {
-        /// What a server did since it started. `connections` is how many there are; the others only
-        /// grow.
+        /// What a server did since it started, and what it has now: connections, requests and bytes.
+        /// What ends in `_total` only grows.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct ServerCounters { $($(#[$doc])* pub $name: u64,)* }
 
@@ -24,6 +27,10 @@ macro_rules! counters {
 counters! {
     /// Connections that are open.
     connections: "terrace_server_connections",
+    /// Requests that are not answered.
+    requests_under_way: "terrace_server_requests_under_way",
+    /// Bytes of replies that wait to be sent.
+    unsent_bytes: "terrace_server_unsent_bytes",
     /// Connections that came, those that moved between shards at their hello included.
     connections_taken: "terrace_server_connections_taken_total",
     /// Connections closed as the client broke a rule of the protocol.
@@ -38,6 +45,8 @@ counters! {
     requests: "terrace_server_requests_total",
     /// Requests answered by an error.
     requests_refused: "terrace_server_requests_refused_total",
+    /// Requests that took longer than the threshold of slow ones.
+    requests_slow: "terrace_server_requests_slow_total",
     /// Entries of gets that were hits.
     get_hits: "terrace_server_get_hits_total",
     /// Entries of gets that were not.
@@ -54,4 +63,15 @@ counters! {
     bytes_sent: "terrace_server_bytes_sent_total",
     /// Bytes received.
     bytes_received: "terrace_server_bytes_received_total",
+}
+
+/// One shard's part of a server: what it counts, how long its requests take, and the last slow ones.
+#[derive(Clone, Debug, Default)]
+pub struct ServerReport {
+    /// What it counts.
+    pub counters: ServerCounters,
+    /// How long requests take.
+    pub latencies: Latencies,
+    /// The last slow requests, oldest first.
+    pub slow: Vec<SlowRequest>,
 }

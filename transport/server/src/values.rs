@@ -2,11 +2,13 @@
 
 use std::future::poll_fn;
 use std::rc::Rc;
+use std::time::Duration;
 
 use terrace_fabric::{Receiver, TcpReceiver};
 use terrace_types::Nanos;
 
 use crate::connection::{Connection, TURN_LEN, Waiting};
+use crate::latency::Hop;
 use crate::session::End;
 use crate::socket::ShardSocket;
 
@@ -30,9 +32,10 @@ pub(crate) async fn receive(
     mut each: impl FnMut(&[u8]),
 ) -> Result<usize, End> {
     let (mut filled, mut turn) = (0, 0);
-    while filled < into.len() && connection.host.now() < deadline {
+    let (mut receiving, mut hashing) = (Duration::ZERO, Duration::ZERO);
+    let mut start = connection.wait_for(Waiting::Rest);
+    while filled < into.len() && start < deadline {
         let end = into.len().min(filled + PIECE_LEN);
-        connection.wait_for(Waiting::Rest);
         let piece = &mut into[filled..end];
         let count = poll_fn(|context| frames.poll_slice(context, piece)).await;
         let count = count.map_err(|_| End::Gone)?;
@@ -40,7 +43,11 @@ pub(crate) async fn receive(
         if count == 0 || connection.is_closed() {
             return Err(End::Gone);
         }
+        let arrived = connection.host.now();
+        receiving += arrived.since(start);
         each(&into[filled..filled + count]);
+        start = connection.wait_for(Waiting::Rest);
+        hashing += start.since(arrived);
         filled += count;
         turn += count;
         connection
@@ -50,9 +57,12 @@ pub(crate) async fn receive(
         if turn >= TURN_LEN {
             turn = 0;
             connection.shard().runtime().yield_now().await;
+            start = connection.wait_for(Waiting::Rest);
         }
     }
     connection.wait_for(Waiting::Not);
+    connection.note_hop(Hop::Receive, receiving);
+    connection.note_hop(Hop::Hash, hashing);
     Ok(filled)
 }
 
