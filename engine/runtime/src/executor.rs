@@ -20,6 +20,7 @@ use glommio::{LocalExecutorBuilder, Placement};
 use nix::sys::resource::{Resource, getrlimit};
 use terrace_types::{Clock, Nanos};
 
+use crate::busy::{self, Counted};
 use crate::mailbox::{self, Mailbox, MailboxSender};
 use crate::{Eventfd, LocalFuture, Runtime, Tasks};
 
@@ -223,7 +224,7 @@ fn start_one_of(
                     run_jobs(inbox).await;
                 };
                 // In one task: no beat is missing when the jobs begin.
-                or(beat(), jobs).await;
+                Counted(Box::pin(or(beat(), jobs))).await;
             })
             .map_err(|error| failed(error.to_string()))?;
         if let Ok(executor) = runs.recv_timeout(START_WAIT) {
@@ -303,7 +304,7 @@ pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
 }
 
 /// Gives way to the other tasks of the executor.
-async fn yield_to_reactor() {
+pub(crate) async fn yield_to_reactor() {
     glommio::executor().yield_task_queue_now().await;
 }
 
@@ -372,7 +373,7 @@ impl Clock for GlommioRuntime {
 
 impl Tasks for GlommioRuntime {
     fn spawn(&self, task: LocalFuture<'static, ()>) {
-        glommio::spawn_local(logged(task)).detach();
+        glommio::spawn_local(Counted(logged(task))).detach();
     }
 
     fn sleep_until(&self, deadline: Nanos) -> LocalFuture<'static, ()> {
@@ -395,11 +396,11 @@ impl Runtime for GlommioRuntime {
         let (file, failing) = (self.file_of(wake), Rc::clone(&self.failing));
         async move {
             let read = match file {
-                Ok(file) => file
-                    .read_at(0, 8)
-                    .await
-                    .map(|_| ())
-                    .map_err(|e| e.to_string()),
+                Ok(file) => {
+                    busy::ring_is_behind();
+                    let read = file.read_at(0, 8).await;
+                    read.map(|_| ()).map_err(|e| e.to_string())
+                }
                 Err(error) => Err(error.to_string()),
             };
             let was_failing = failing.replace(read.is_err());

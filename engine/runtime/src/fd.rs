@@ -70,11 +70,15 @@ pub(crate) fn to_glommio_stream(socket: OwnedFd) -> TcpStream {
     unsafe { TcpStream::from_raw_fd(socket.into_raw_fd()) }
 }
 
+/// The descriptor of a socket that glommio waits for.
+pub(crate) fn as_fd(stream: &TcpStream) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open as long as the stream that is borrowed.
+    unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) }
+}
+
 /// A duplicate of the socket that glommio waits for.
 pub(crate) fn from_glommio_stream(stream: &TcpStream) -> Result<NetStream, std::io::Error> {
-    // SAFETY: the descriptor is open as long as the stream that is borrowed.
-    let socket = unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) };
-    Ok(NetStream::from(socket.try_clone_to_owned()?))
+    Ok(NetStream::from(as_fd(stream).try_clone_to_owned()?))
 }
 
 impl AsFd for Eventfd {

@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 pub mod affinity;
+mod busy;
 pub mod executor;
 mod fd;
 pub mod io;

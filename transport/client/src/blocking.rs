@@ -1,13 +1,13 @@
 //! The same calls for code without an executor: each waits on the caller's thread.
 //!
-//! The thread that waits also runs the reactor, so that nothing but the node has to wake it. Not for
+//! The thread that waits asks the kernel itself, so that nothing but the node has to wake it. Not for
 //! use inside an async task: it would block its executor's thread.
 
 use std::time::Duration;
 
-use async_io::block_on;
 use terrace_types::{Lookup, PutOutcome};
 
+use crate::wait::block_on;
 use crate::{
     Announced, BlockFacts, CallOptions, ClientConfig, ClientStats, Error, Lease, Listed, Part,
     PutItem, ShardPong, Target,

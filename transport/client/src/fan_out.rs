@@ -4,7 +4,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_io::Timer;
 use futures_lite::FutureExt;
 use futures_util::future::join_all;
 use terrace_types::BlockKey;
@@ -13,6 +12,7 @@ use crate::connection::Connection;
 use crate::error::{Cause, Error, Failure, Retry};
 use crate::pool::{Counters, Layout, Pools, backoff};
 use crate::time::{ahead, now};
+use crate::wait::Sleep;
 
 /// How often a call follows a shard map that changes under it.
 const MOVES_MAX: u32 = 4;
@@ -108,7 +108,7 @@ impl Plan {
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         let late = async {
-            Timer::at(self.deadline).await;
+            Sleep::until(self.deadline).await;
             Err(self.timed_out())
         };
         work.or(late).await
@@ -228,7 +228,7 @@ impl Pools {
             if !pending.is_empty() {
                 Counters::add(&self.counters.retries, pending.len());
                 if wait > Duration::ZERO {
-                    Timer::after(wait).await;
+                    Sleep::lasting(wait).await;
                 }
             }
         }
@@ -296,7 +296,7 @@ impl Pools {
         let heard_before = connection.received();
         let work = async { Some(run(Arc::clone(&connection), items).await) };
         let late = async {
-            Timer::at(plan.deadline).await;
+            Sleep::until(plan.deadline).await;
             None
         };
         let answers = work.or(late).await;

@@ -58,6 +58,7 @@ mod put;
 mod shards;
 mod time;
 mod tls;
+mod wait;
 
 pub use client::{CallOptions, Client, Namespace};
 pub use config::ClientConfig;

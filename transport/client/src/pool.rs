@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use async_io::Timer;
 use futures_lite::FutureExt;
 use terrace_fabric::tls::ClientTls;
 use terrace_wire::FrameLimits;
@@ -19,6 +18,7 @@ use crate::config::ClientConfig;
 use crate::connection::{self, Connection, Hello, Wish};
 use crate::error::Failure;
 use crate::time::now;
+use crate::wait::Sleep;
 
 /// Wait before the second attempt; it doubles with each.
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
@@ -328,7 +328,7 @@ impl Pools {
         };
         let span = self.config.connect_timeout;
         let late = async {
-            Timer::after(span).await;
+            Sleep::lasting(span).await;
             Err(Failure::unavailable(format_args!(
                 "no handshake within {span:?}"
             )))

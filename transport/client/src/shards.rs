@@ -15,6 +15,7 @@ use crate::fan_out::Plan;
 use crate::keys::found;
 use crate::pool::{Counters, Layout, backoff};
 use crate::time::now;
+use crate::wait::Sleep;
 
 /// What a shard says to a ping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +134,7 @@ impl Client {
                 return Err(self.error(failure));
             }
             Counters::add(&self.pools.counters.retries, 1);
-            async_io::Timer::after(wait).await;
+            Sleep::lasting(wait).await;
         }
     }
 

@@ -36,6 +36,9 @@ const WINDOW_LEN: usize = 8 << 20;
 /// then must not keep blocks pinned for ever.
 const PROGRESS_LEN: usize = 256 << 10;
 
+/// Bytes that a task sends or receives before other tasks of the thread run.
+pub(crate) const TURN_LEN: usize = 1 << 20;
+
 /// Frame head, reply head and what stands between the reply head and its records.
 const REPLY_HEAD_LEN: usize = 32 + 16 + 8;
 
@@ -507,7 +510,7 @@ impl Connection {
 
     /// Sends until nothing waits.
     async fn write(self: Rc<Self>) {
-        let mut taken = 0;
+        let (mut taken, mut turn) = (0, 0);
         loop {
             let sent = poll_fn(|context| {
                 let mut outbox = self.outbox.borrow_mut();
@@ -519,6 +522,7 @@ impl Connection {
                 Ok(sent) => {
                     self.sent(sent);
                     taken += sent;
+                    turn += sent;
                     if taken >= PROGRESS_LEN {
                         taken = 0;
                         self.unsent_since.set(Some(self.host.now()));
@@ -531,7 +535,10 @@ impl Connection {
                 }
             }
             // A client as fast as this one must not keep the thread to itself.
-            self.shard().runtime().yield_now().await;
+            if turn >= TURN_LEN {
+                turn = 0;
+                self.shard().runtime().yield_now().await;
+            }
         }
         self.outbox.borrow_mut().has_writer = false;
         self.unsent_since.set(None);

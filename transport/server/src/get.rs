@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use terrace_engine::{BlockKey, GetOptions, LocalPin, Lookup, Namespace, Placement, TryGet};
-use terrace_types::Checksum;
+use terrace_types::{Checksum, Nanos};
 use terrace_wire::{
     GetEntry, KeyStatus, Options, Records, RequestHead, ValueRecord, part_checksum, reply,
 };
@@ -150,43 +150,53 @@ impl Get {
 
     /// Looks entries up: those in DRAM at once, those below side by side.
     async fn look_up(&self, next: usize, end: usize) -> Vec<Found> {
-        let (connection, ticket) = (&self.connection, &self.ticket);
-        let shard = connection.shard();
-        let now = connection.host.now();
-        let looks = self.wanted[next..end].iter().map(|wanted| {
-            let over = connection
-                .wrong_shard(&wanted.key)
-                .or_else(|| ticket.is_over(now));
-            let tried = match over {
-                Some(status) => Ok(Found::Status(status)),
-                None => match shard.try_get(&wanted.key, &wanted.options) {
-                    TryGet::Hit(pin) => Ok(Found::Block(pin, terrace_engine::Tier::Dram)),
-                    TryGet::Miss => Ok(Found::Status(KeyStatus::Miss)),
-                    TryGet::Below
-                    | TryGet::Unavailable(terrace_engine::UnavailableReason::PinLimit) => Err(()),
-                    TryGet::Unavailable(reason) => {
-                        Ok(Found::Status(KeyStatus::Unavailable(reason)))
-                    }
-                },
-            };
-            async move {
-                match tried {
-                    Ok(found) => found,
-                    Err(()) => {
-                        let get = shard.get(&wanted.key, &wanted.options);
-                        settled(ticket.before_deadline(shard.runtime(), get).await)
-                    }
+        let now = self.connection.host.now();
+        let mut found = Vec::with_capacity(end - next);
+        let mut below = Vec::new();
+        for (at, wanted) in self.wanted[next..end].iter().enumerate() {
+            found.push(match self.try_one(wanted, now) {
+                Some(found) => found,
+                None => {
+                    below.push(self.wait_for(at, wanted));
+                    Found::Status(KeyStatus::TimedOut)
                 }
-            }
-        });
-        let mut looks: Vec<_> = looks.map(Box::pin).collect();
-        // Most often none of them waits.
-        if looks.len() == 1
-            && let Some(look) = looks.pop()
-        {
-            return vec![look.await];
+            });
         }
-        join_all(looks).await
+        // Most often none of them waits.
+        if !below.is_empty() {
+            for (at, one) in join_all(below).await {
+                found[at] = one;
+            }
+        }
+        found
+    }
+
+    /// What an entry comes to without waiting, if anything.
+    fn try_one(&self, wanted: &Wanted, now: Nanos) -> Option<Found> {
+        let over = self.connection.wrong_shard(&wanted.key);
+        if let Some(status) = over.or_else(|| self.ticket.is_over(now)) {
+            return Some(Found::Status(status));
+        }
+        match self
+            .connection
+            .shard()
+            .try_get(&wanted.key, &wanted.options)
+        {
+            TryGet::Hit(pin) => Some(Found::Block(pin, terrace_engine::Tier::Dram)),
+            TryGet::Miss => Some(Found::Status(KeyStatus::Miss)),
+            TryGet::Below | TryGet::Unavailable(terrace_engine::UnavailableReason::PinLimit) => {
+                None
+            }
+            TryGet::Unavailable(reason) => Some(Found::Status(KeyStatus::Unavailable(reason))),
+        }
+    }
+
+    /// The entry at `at` of a step, with what it comes to by its deadline.
+    async fn wait_for(&self, at: usize, wanted: &Wanted) -> (usize, Found) {
+        let shard = self.connection.shard();
+        let get = shard.get(&wanted.key, &wanted.options);
+        let found = self.ticket.before_deadline(shard.runtime(), get).await;
+        (at, settled(found))
     }
 
     /// The record of an entry, and the part of its block that goes with it.

@@ -7,17 +7,13 @@ use std::time::Duration;
 use terrace_fabric::{Receiver, TcpReceiver};
 use terrace_types::Nanos;
 
-use crate::connection::{Connection, Waiting};
+use crate::connection::{Connection, TURN_LEN, Waiting};
 use crate::latency::Hop;
 use crate::session::End;
 use crate::socket::ShardSocket;
 
 /// Bytes that are received at once, and hashed while they are in the processor's cache.
 const PIECE_LEN: usize = 128 << 10;
-
-/// Bytes after which other tasks of the thread run: a client that is never waited for must not keep
-/// it to itself.
-const TURN_LEN: usize = 1 << 20;
 
 /// What a connection's frames come from.
 pub(crate) type Frames = TcpReceiver<ShardSocket>;
@@ -57,6 +53,7 @@ pub(crate) async fn receive(
         connection
             .host
             .count(|counters| counters.bytes_received += count as u64);
+        // A client that is never waited for must not keep the thread to itself.
         if turn >= TURN_LEN {
             turn = 0;
             connection.shard().runtime().yield_now().await;

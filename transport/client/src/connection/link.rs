@@ -5,17 +5,19 @@
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use async_io::Async;
 use futures_lite::future::poll_fn;
 use terrace_fabric::tls::TlsSession;
 
+use crate::wait;
+
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Link {
-    socket: Async<TcpStream>,
+    socket: Arc<Async<TcpStream>>,
     /// Sending and receiving share the keys' state, so one waits while the other works.
     tls: Option<Box<Mutex<TlsSession>>>,
 }
@@ -23,7 +25,10 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(socket: Async<TcpStream>, tls: Option<TlsSession>) -> Self {
         let tls = tls.map(|session| Box::new(Mutex::new(session)));
-        Self { socket, tls }
+        Self {
+            socket: Arc::new(socket),
+            tls,
+        }
     }
 
     /// Agrees with the node on TLS, if there is any.
@@ -43,8 +48,8 @@ impl Link {
                 }
                 // It waits for what it tried last; what it is told again is tried again.
                 let ready = match writes {
-                    true => self.socket.poll_writable(cx),
-                    false => self.socket.poll_readable(cx),
+                    true => self.poll_writable(cx),
+                    false => self.poll_readable(cx),
                 };
                 match ready {
                     Poll::Ready(Ok(())) => {}
@@ -54,6 +59,11 @@ impl Link {
             }
         })
         .await
+    }
+
+    /// Whether bytes that came may lie here, in records, and no more in the socket.
+    pub(super) const fn has_records(&self) -> bool {
+        self.tls.is_some()
     }
 
     /// Receives without waiting.
@@ -78,11 +88,11 @@ impl Link {
     }
 
     pub(super) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.socket.poll_readable(cx)
+        wait::poll_readable(&self.socket, cx)
     }
 
     pub(super) fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.socket.poll_writable(cx)
+        wait::poll_writable(&self.socket, cx)
     }
 
     /// Sends all of `bytes`.

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use async_io::Timer;
 use futures_lite::FutureExt;
 use terrace_wire::{
     ErrorCode, Expected, FRAME_HEAD_LEN, FrameHead, FrameLimits, Partial, Reply, ReplyHead,
@@ -15,6 +14,7 @@ use terrace_wire::{
 
 use super::{Arrived, CREDIT_WAITER, Call, Connection, LOOKER, State, open};
 use crate::error::{Cause, Failure, Retry};
+use crate::wait::Sleep;
 
 /// Most bytes that are received at once: what is hashed while it is still in the CPU's cache.
 const PIECE_LEN: usize = 128 << 10;
@@ -34,6 +34,8 @@ pub(super) struct Incoming {
     start: usize,
     end: usize,
     stage: Stage,
+    /// The socket was found empty: the next thing to do is to wait for it.
+    is_drained: bool,
 }
 
 /// What the next byte is of.
@@ -91,12 +93,9 @@ impl Connection {
         if state.leader.is_some() || !matches!(state.incoming.stage, Stage::Head) {
             return;
         }
-        match self.try_receive(state.incoming.room(FRAME_HEAD_LEN)) {
-            Ok(None) => return,
-            Ok(Some(count)) => {
-                state.incoming.end += count;
-                state.received += count as u64;
-            }
+        match self.receive_held(state, FRAME_HEAD_LEN) {
+            Ok(false) => return,
+            Ok(true) => {}
             Err(failure) => return self.fail(state, failure),
         }
         state.leader = Some(LOOKER);
@@ -123,8 +122,28 @@ impl Connection {
         }
     }
 
+    /// Receives what is missing of `needed` bytes and a little more, without waiting; whether any came.
+    fn receive_held(&self, state: &mut State, needed: usize) -> Result<bool, Failure> {
+        let room = state.incoming.room(needed);
+        let len = room.len();
+        let received = self.try_receive(room)?;
+        let count = received.unwrap_or(0);
+        state.incoming.end += count;
+        state.incoming.is_drained = self.is_drained(received, len);
+        state.received += count as u64;
+        Ok(received.is_some())
+    }
+
+    /// Whether the socket is empty behind a call that received so much into `room` bytes. Records that
+    /// came already are not in the socket any more: with them a short answer says nothing.
+    fn is_drained(&self, received: Option<usize>, room: usize) -> bool {
+        received.is_none_or(|count| count < room && !self.link.has_records())
+    }
+
     /// Waits for the socket as the leader.
-    fn poll_socket(&self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+    fn poll_socket(&self, state: &mut State, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        // Whoever comes back from the wait looks.
+        state.incoming.is_drained = false;
         let ready = ready!(self.link.poll_readable(cx));
         Poll::Ready(ready.map_err(|error| Failure::io("receive", &error)))
     }
@@ -165,12 +184,8 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Failure>> {
         while state.incoming.held().len() < needed {
-            match self.try_receive(state.incoming.room(needed))? {
-                Some(count) => {
-                    state.incoming.end += count;
-                    state.received += count as u64;
-                }
-                None => ready!(self.poll_socket(cx))?,
+            if state.incoming.is_drained || !self.receive_held(state, needed)? {
+                ready!(self.poll_socket(state, cx))?;
             }
         }
         Poll::Ready(Ok(()))
@@ -350,7 +365,7 @@ impl Call {
 
     fn poll_arrived(
         &self,
-        away: &mut Option<(Timer, u64)>,
+        away: &mut Option<(Sleep, u64)>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Arrived, Failure>> {
         let connection = Arc::clone(&self.connection);
@@ -382,10 +397,10 @@ impl Call {
     fn poll_away(
         &self,
         state: &mut State,
-        away: &mut Option<(Timer, u64)>,
+        away: &mut Option<(Sleep, u64)>,
         cx: &mut Context<'_>,
     ) -> bool {
-        let (timer, seen) = away.get_or_insert_with(|| (Timer::after(AWAY), state.received));
+        let (timer, seen) = away.get_or_insert_with(|| (Sleep::lasting(AWAY), state.received));
         if timer.poll(cx).is_pending() {
             return false;
         }
@@ -425,11 +440,8 @@ impl Call {
         let len = target.len().min(left).min(PIECE_LEN);
         let held = state.incoming.held();
         let count = if held.is_empty() {
-            match connection.poll_piece(&mut target[..len], cx) {
-                Poll::Ready(Ok(count)) => {
-                    state.received += count as u64;
-                    count
-                }
+            match connection.poll_piece(state, &mut target[..len], cx) {
+                Poll::Ready(Ok(count)) => count,
                 Poll::Ready(Err(failure)) => {
                     connection.fail(state, failure.clone());
                     return Poll::Ready(Err(failure));
@@ -476,12 +488,21 @@ impl Call {
 }
 
 impl Connection {
-    fn poll_piece(&self, target: &mut [u8], cx: &mut Context<'_>) -> Poll<Result<usize, Failure>> {
+    fn poll_piece(
+        &self,
+        state: &mut State,
+        target: &mut [u8],
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<usize, Failure>> {
         loop {
-            if let Some(count) = self.try_receive(target)? {
+            if !state.incoming.is_drained
+                && let Some(count) = self.try_receive(target)?
+            {
+                state.incoming.is_drained = self.is_drained(Some(count), target.len());
+                state.received += count as u64;
                 return Poll::Ready(Ok(count));
             }
-            ready!(self.poll_socket(cx))?;
+            ready!(self.poll_socket(state, cx))?;
         }
     }
 }
