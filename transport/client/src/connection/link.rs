@@ -6,7 +6,7 @@
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use async_io::Async;
 use futures_lite::future::poll_fn;
@@ -98,14 +98,10 @@ impl Link {
     /// Sends all of `bytes`.
     pub(super) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            match self.write_vectored(&[IoSlice::new(bytes)]) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    poll_fn(|cx| self.poll_writable(cx)).await?;
-                }
-                Err(error) => return Err(error),
+            let write = || self.write_vectored(&[IoSlice::new(bytes)]);
+            match self.tried(write, Self::poll_writable).await? {
+                0 => return Err(ErrorKind::WriteZero.into()),
+                count => bytes = bytes.get(count..).unwrap_or_default(),
             }
         }
         Ok(())
@@ -115,17 +111,31 @@ impl Link {
     pub(super) async fn read_full(&self, target: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < target.len() {
-            match self.read(&mut target[filled..]) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    poll_fn(|cx| self.poll_readable(cx)).await?;
-                }
-                Err(error) => return Err(error),
+            let read = || self.read(&mut target[filled..]);
+            match self.tried(read, Self::poll_readable).await? {
+                0 => break,
+                count => filled += count,
             }
         }
         Ok(filled)
+    }
+
+    /// What `call` comes to, which is made again behind each wait: that a wait is over shows only so.
+    async fn tried(
+        &self,
+        mut call: impl FnMut() -> io::Result<usize>,
+        wait: impl Fn(&Self, &mut Context<'_>) -> Poll<io::Result<()>>,
+    ) -> io::Result<usize> {
+        poll_fn(|cx| {
+            loop {
+                match call() {
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(wait(self, cx))?,
+                    outcome => return Poll::Ready(outcome),
+                }
+            }
+        })
+        .await
     }
 
     fn read_socket(&self, into: &mut [u8]) -> io::Result<usize> {
