@@ -2,7 +2,7 @@
 //!
 //! The executor's own streams know neither vectored writes nor the memory of slots, but how to
 //! wait. So each call asks the kernel first, without waiting, and waits only when it has to: as
-//! [`crate::busy`] does while sockets are busy, else by the executor.
+//! `busy` does while sockets are busy, else by the executor.
 //!
 //! **Invariants**
 //! - Memory of the caller is used within a poll only: a wait that is given up touches none.
