@@ -56,7 +56,7 @@ pub struct TierConfig {
     pub frame_wait: Duration,
     /// Bytes of writes that may be under way on a device. A read that comes waits for them.
     pub write_window: u64,
-    /// The same while callers wait for writes to be durable.
+    /// The same for long payloads, while callers wait for writes to be durable.
     pub write_window_awaited: u64,
     /// The same while reads that callers wait for are under way: the least share of writes.
     pub write_window_min: u64,

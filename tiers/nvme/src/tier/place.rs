@@ -18,6 +18,9 @@ use crate::ops::IoFuture;
 /// Length of a frame's head: some 40 records of usual keys, and any single one.
 const FRAME_HEAD_LEN: u32 = UNIT as u32;
 
+/// Payloads that may be under way while callers wait for them to be durable.
+const AWAITED_WRITES: u64 = 32;
+
 /// Bytes that a name and an entry take up in a footer at most.
 const ENTRY_LEN_MAX: usize = 1 + NAMESPACE_LEN_MAX + 48 + KEY_LEN_MAX;
 
@@ -80,19 +83,22 @@ impl NvmeTier {
     fn lane_takes(&self, state: &State, at: usize, units: u32, from: Option<SegmentIx>) -> bool {
         let lane = &state.lanes[at];
         lane.takes_blocks()
-            && lane.bytes_in_flight < self.write_window(lane)
+            && lane.bytes_in_flight < self.write_window(lane, units)
             && state.lane_fits(at, units, from)
     }
 
-    /// Bytes of writes that may be under way: fewer while callers wait for reads, more while they
-    /// wait for writes alone.
-    const fn write_window(&self, lane: &Lane) -> u64 {
+    /// Bytes of writes that may be under way when a payload of `units` is to follow: fewer while
+    /// callers wait for reads. While they wait for writes alone, more for long payloads: the count of
+    /// writes stays what the ring takes.
+    fn write_window(&self, lane: &Lane, units: u32) -> u64 {
+        let (usual, awaited) = (self.config.write_window, self.config.write_window_awaited);
         if lane.reads_in_flight > 0 {
             self.config.write_window_min
         } else if lane.committing {
-            self.config.write_window_awaited
+            let many = AWAITED_WRITES * u64::from(units) * UNIT;
+            many.clamp(usual, awaited.max(usual))
         } else {
-            self.config.write_window
+            usual
         }
     }
 
