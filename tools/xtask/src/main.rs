@@ -31,7 +31,7 @@ use workspace::Workspace;
 const USAGE: &str = "\
 cargo xtask <command>
 
-  demo             set up, build, replay 1,000 requests through the engine, print the table
+  demo             set up, build, start a node, replay a trace to it, print the table
   test             set up, then every test, doc test, example and small bench run
   ci               what CI runs: fmt, clippy, tidy, test, doc, deny, miri, fuzz, readme
   planted [NAME]   plant known bugs, one at a time: the tests have to find each
