@@ -203,8 +203,8 @@ impl NvmeTier {
 
     /// Closes the frame being filled: its head is written, and a task awaits its writes.
     pub(super) fn close_frame(self: &Rc<Self>, at: usize) {
-        let mut state = self.state.borrow_mut();
-        let state = &mut *state;
+        let mut guard = self.state.borrow_mut();
+        let state = &mut *guard;
         let lane = &mut state.lanes[at];
         let Some(open) = &mut lane.open else { return };
         let Some(frame) = open.frame.take() else {
@@ -225,6 +225,8 @@ impl NvmeTier {
         counters.frames += 1;
         counters.bytes_written += u64::from(head_len);
         let (tier, write, bytes) = (Rc::clone(self), frame.write, frame.payload_bytes);
+        // A new task may run at once, and to its end where the device answers at once.
+        drop(guard);
         self.spawn(async move { tier.end_frame(at, write, bytes, writes).await });
     }
 
