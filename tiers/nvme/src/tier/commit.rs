@@ -217,6 +217,7 @@ impl NvmeTier {
             .finish(open.end - frame.place, head.bytes_mut());
         let offset = state.segments.get(open.segment).base + u64::from(frame.place) * UNIT;
         let mut writes = frame.payloads;
+        let payloads = (writes.len() as u32, frame.payload_bytes);
         let deadline = self.deadline();
         writes.push(lane.device.write(offset, head_len, owned(head), deadline));
         // The next frame goes to the next device.
@@ -224,20 +225,30 @@ impl NvmeTier {
         let counters = &mut state.counters[at];
         counters.frames += 1;
         counters.bytes_written += u64::from(head_len);
-        let (tier, write, bytes) = (Rc::clone(self), frame.write, frame.payload_bytes);
+        let (tier, write) = (Rc::clone(self), frame.write);
         // A new task may run at once, and to its end where the device answers at once.
         drop(guard);
-        self.spawn(async move { tier.end_frame(at, write, bytes, writes).await });
+        self.spawn(async move { tier.end_frame(at, write, payloads, writes).await });
     }
 
-    async fn end_frame(&self, lane: usize, write: u64, bytes: u64, writes: Writes) {
+    async fn end_frame(
+        &self,
+        lane: usize,
+        write: u64,
+        (payloads, bytes): (u32, u64),
+        writes: Writes,
+    ) {
         let (mut failure, mut buffers) = (None, Vec::with_capacity(writes.len()));
         for write in writes {
             let outcome = write.await;
             failure = failure.or(outcome.result.err());
             buffers.push(outcome.buffer);
         }
-        self.state.borrow_mut().lanes[lane].bytes_in_flight -= bytes;
+        {
+            let it = &mut self.state.borrow_mut().lanes[lane];
+            it.bytes_in_flight -= bytes;
+            it.payloads_in_flight -= payloads;
+        }
         match failure {
             None => self.state.borrow_mut().lanes[lane].end_write(write),
             Some(error) => self.write_failed(lane, "write a frame", error),

@@ -58,7 +58,10 @@ pub struct TierConfig {
     pub write_window: u64,
     /// The same for long payloads, while callers wait for writes to be durable.
     pub write_window_awaited: u64,
-    /// The same while reads that callers wait for are under way: the least share of writes.
+    /// Payloads that may be under way on a device, however short: a ring takes only so many
+    /// operations.
+    pub payloads_max: u32,
+    /// Bytes of writes while reads that callers wait for are under way: the least share of writes.
     pub write_window_min: u64,
     /// Reads ahead of need that may be under way on a device.
     pub prefetch_window: u32,
@@ -80,6 +83,7 @@ impl Default for TierConfig {
             frame_wait: Duration::from_millis(2),
             write_window: 8 << 20,
             write_window_awaited: 32 << 20,
+            payloads_max: 128,
             write_window_min: 3 << 20,
             prefetch_window: 16,
             io_deadline: Duration::from_secs(10),

@@ -84,6 +84,7 @@ impl NvmeTier {
         let lane = &state.lanes[at];
         lane.takes_blocks()
             && lane.bytes_in_flight < self.write_window(lane, units)
+            && lane.payloads_in_flight < self.config.payloads_max
             && state.lane_fits(at, units, from)
     }
 
@@ -264,6 +265,7 @@ impl NvmeTier {
             frame.payloads.push(payload);
             frame.payload_bytes += u64::from(len);
             lane.bytes_in_flight += u64::from(len);
+            lane.payloads_in_flight += 1;
             if record.from.is_some() {
                 lane.reserved = lane.reserved.saturating_sub(units);
             }
