@@ -8,10 +8,12 @@
 mod scratch;
 
 use terrace_engine::{
-    BlockKey, Durability, Engine, EngineConfig, GetOptions, HugepageMode, Lookup, Namespace,
-    NvmeConfig, Placement, PutOptions, PutOutcome, RegisteredRegion, Tier, block_on,
+    BlockKey, Durability, Engine, EngineConfig, GetOptions, Health, HugepageMode, Lookup,
+    Namespace, NvmeConfig, Placement, PutOptions, PutOutcome, RegisteredRegion, Tier, WriteMode,
+    block_on,
 };
 
+use futures_util::future::join_all;
 use scratch::{CLOSE, Scratch};
 
 const STORED: PutOutcome = PutOutcome::Stored { durable: false };
@@ -69,6 +71,34 @@ async fn found(engine: &Engine, ns: Namespace, number: u64, len: usize) -> Optio
         Lookup::Miss => None,
         Lookup::Unavailable(reason) => panic!("{number}: {reason}"),
     }
+}
+
+/// Aim: short blocks are no more than a ring takes, however many are to be written: a device that is
+/// well stays in use. Method: far more puts at once than a small ring takes, each written through.
+#[test]
+fn short_blocks_do_not_overrun_a_ring() {
+    let file = Scratch::new("short");
+    let mut config = config(16, &file, 128);
+    config.nvme.write_mode = WriteMode::Through;
+    config.nvme.queue_depth = 8;
+    let engine = Engine::open(config).unwrap();
+    let ns = engine.namespace("m").unwrap();
+    block_on(async {
+        let puts = (0..2000).map(|number| put(&engine, ns, number, 4096, Durability::Volatile));
+        for outcome in join_all(puts).await {
+            assert_eq!(outcome, STORED);
+        }
+        engine.sync().await.unwrap();
+        let stats = engine.stats().await;
+        assert!(
+            stats
+                .nvme
+                .iter()
+                .all(|device| device.health == Health::Good)
+        );
+        assert_eq!(stats.nvme_counters().blocks_written, 2000);
+        engine.close(CLOSE).await;
+    });
 }
 
 #[test]

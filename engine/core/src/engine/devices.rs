@@ -357,13 +357,15 @@ impl ShardDevices {
 }
 
 fn tier_config(config: &EngineConfig, number: usize, epoch: u32) -> TierConfig {
-    let nvme = &config.nvme;
+    let (nvme, usual) = (&config.nvme, TierConfig::default());
     TierConfig {
+        // With a head for each these are half of what the ring takes; the rest is for reads.
+        payloads_max: usual.payloads_max.min(nvme.queue_depth / 2),
         shard: number as u32,
         shards: config.shards as u32,
         epoch,
         io_deadline: nvme.io_deadline,
         write_budget: nvme.write_budget.div_ceil(config.shards as u64),
-        ..TierConfig::default()
+        ..usual
     }
 }
