@@ -4,15 +4,17 @@
 //! - Events of one shard arrive in the order they happened, numbered without gaps.
 //! - A subscriber that is too slow loses events, never slows the shard; the gap in the
 //!   sequence and [`EventStream::lost`] tell of it.
+//! - What waits for a subscriber goes with its stream; the shard lets go of the rest with its next
+//!   event.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 
 use crossbeam_queue::ArrayQueue;
 use futures_util::task::AtomicWaker;
-use terrace_types::KeyHash;
+use terrace_types::{KeyHash, Namespace};
 
 /// What happened to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,10 +42,30 @@ pub struct Event {
     pub sequence: u64,
     /// What happened.
     pub kind: EventKind,
+    /// The namespace of the block.
+    pub namespace: Namespace,
     /// The block's key.
     pub key: Box<[u8]>,
     /// The hash of namespace and key.
     pub hash: KeyHash,
+}
+
+/// Which events a subscription is told of. The default: all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventFilter {
+    /// Only these kinds; `None` for all.
+    pub kinds: Option<Vec<EventKind>>,
+    /// Only of blocks in this namespace; `None` for all.
+    pub namespace: Option<Namespace>,
+}
+
+impl EventFilter {
+    /// Whether it lets an event through.
+    fn takes(&self, kind: EventKind, namespace: Namespace) -> bool {
+        let kinds = self.kinds.as_ref();
+        let is_of_kind = kinds.is_none_or(|kinds| kinds.contains(&kind));
+        is_of_kind && self.namespace.is_none_or(|own| own == namespace)
+    }
 }
 
 struct Queue {
@@ -57,41 +79,59 @@ pub struct EventStream {
     queue: Arc<Queue>,
 }
 
-/// The shard's end of a subscription.
+/// The shard's end of a subscription. It keeps nothing of a stream that is gone.
 #[derive(Clone)]
 pub(crate) struct EventSink {
-    queue: Arc<Queue>,
+    queue: Weak<Queue>,
+    filter: EventFilter,
 }
 
-/// A subscription that holds at most `capacity` events.
-pub(crate) fn subscription(capacity: usize) -> (EventSink, EventStream) {
+/// A subscription to what `filter` takes that holds at most `capacity` events.
+pub(crate) fn subscription(capacity: usize, filter: EventFilter) -> (EventSink, EventStream) {
     let queue = Arc::new(Queue {
         events: ArrayQueue::new(capacity.max(1)),
         lost: AtomicU64::new(0),
         waker: AtomicWaker::new(),
     });
-    (
-        EventSink {
-            queue: Arc::clone(&queue),
-        },
-        EventStream { queue },
-    )
+    let sink = EventSink {
+        queue: Arc::downgrade(&queue),
+        filter,
+    };
+    (sink, EventStream { queue })
+}
+
+/// What became of an event at a subscription.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// It waits there, or the subscription is not of such events.
+    Done,
+    /// There was no room.
+    Lost,
+    /// The stream is gone.
+    Gone,
 }
 
 impl EventSink {
-    /// Hands an event over; false when the subscriber is gone or had no room.
-    pub(crate) fn send(&self, event: Event) -> bool {
-        let taken = self.queue.events.push(event).is_ok();
-        if !taken {
-            self.queue.lost.fetch_add(1, Ordering::Relaxed);
+    /// Hands an event over.
+    pub(crate) fn send(&self, event: &Event) -> Sent {
+        let Some(queue) = self.queue.upgrade() else {
+            return Sent::Gone;
+        };
+        if !self.filter.takes(event.kind, event.namespace) {
+            return Sent::Done;
         }
-        self.queue.waker.wake();
-        taken
+        // Looked at first: for one that does not keep up no key is copied.
+        let is_taken = !queue.events.is_full() && queue.events.push(event.clone()).is_ok();
+        if !is_taken {
+            queue.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        queue.waker.wake();
+        if is_taken { Sent::Done } else { Sent::Lost }
     }
 
-    /// Whether no stream reads from it any more: only sinks are left.
-    pub(crate) fn is_orphan(&self, sinks: usize) -> bool {
-        Arc::strong_count(&self.queue) <= sinks
+    /// Whether no stream reads from it any more.
+    pub(crate) fn is_orphan(&self) -> bool {
+        self.queue.strong_count() == 0
     }
 }
 
@@ -104,14 +144,16 @@ impl EventStream {
 
     /// The next event; waits for it. One task may wait at a time.
     pub async fn next(&self) -> Event {
-        poll_fn(|context| {
-            if let Some(event) = self.try_next() {
-                return Poll::Ready(event);
-            }
-            self.queue.waker.register(context.waker());
-            self.try_next().map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// As [`EventStream::next`], for whoever polls several things.
+    pub fn poll_next(&self, context: &mut Context<'_>) -> Poll<Event> {
+        if let Some(event) = self.try_next() {
+            return Poll::Ready(event);
+        }
+        self.queue.waker.register(context.waker());
+        self.try_next().map_or(Poll::Pending, Poll::Ready)
     }
 
     /// Events that found no room, over all shards.

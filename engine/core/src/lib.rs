@@ -36,7 +36,7 @@ mod stats;
 pub use config::{EngineConfig, Missing, NamespaceOptions, NvmeConfig, Pinning, Use, WriteMode};
 pub use engine::{CloseReport, Engine, EngineBuilder, Prefetch, PutItem, route};
 pub use error::Error;
-pub use events::{Event, EventKind, EventStream};
+pub use events::{Event, EventFilter, EventKind, EventStream};
 pub use index::IndexBytes;
 pub use shard::{
     BlockFacts, Descriptor, Durability, GetOptions, Lease, LeaseId, ListedBlock, LocalPin,

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use terrace_engine::policy::{Lru, Policy, PolicyBytes, PolicyConfig};
 use terrace_engine::{
-    Access, BlockKey, Descriptor, Durability, Engine, EngineConfig, EventKind, GetOptions,
-    HugepageMode, KeyHash, Lease, Lookup, Namespace, PrefetchReport, PutItem, PutOptions,
-    PutOutcome, RegisteredRegion, RejectReason, RequestContext, Tier, UnavailableReason, block_on,
+    Access, BlockKey, Descriptor, Durability, Engine, EngineConfig, EventFilter, EventKind,
+    GetOptions, HugepageMode, KeyHash, Lease, Lookup, Namespace, PrefetchReport, PutItem,
+    PutOptions, PutOutcome, RegisteredRegion, RejectReason, RequestContext, Tier,
+    UnavailableReason, block_on,
 };
 
 const GET: GetOptions = GetOptions {
@@ -499,6 +500,46 @@ fn events_tell_what_happened_in_order_and_what_was_lost() {
         engine.remove(&key(ns, 1)).await;
         let event = events.next().await;
         assert_eq!((event.kind, event.sequence), (Removed, 6));
+        assert_eq!(engine.stats().await.counters.events_lost, 1);
+    });
+}
+
+/// Aim: a subscriber is told of what it asked for only, and one that went away costs nothing more.
+/// Method: two streams of one shard, one of a kind and a namespace, one dropped with its room full.
+#[test]
+fn streams_are_told_of_what_they_asked_for() {
+    let engine = Engine::open(config(2)).unwrap();
+    let (one, two) = (
+        engine.namespace("one").unwrap(),
+        engine.namespace("two").unwrap(),
+    );
+    block_on(async {
+        let shard = engine.shard_of(&key(one, 1));
+        let other = (0..).find(|number| engine.shard_of(&key(two, *number)) == shard);
+        let other = other.unwrap();
+        let streams = engine.run_on(shard, move |shard| async move {
+            let filter = EventFilter {
+                kinds: Some(vec![EventKind::Removed]),
+                namespace: Some(one),
+            };
+            let all = EventFilter::default();
+            (shard.events(8, filter), shard.events(1, all))
+        });
+        let (chosen, full) = streams.await.unwrap();
+        engine.put(&key(two, other), [1], &put()).await;
+        engine.put(&key(one, 1), [1], &put()).await;
+        assert_eq!(full.lost(), 1);
+        drop(full);
+        engine.remove(&key(two, other)).await;
+        engine.remove(&key(one, 1)).await;
+        let event = chosen.next().await;
+        assert_eq!((event.kind, event.namespace), (EventKind::Removed, one));
+        assert_eq!(
+            (event.sequence, event.key),
+            (4, Box::from(key(one, 1).bytes()))
+        );
+        assert!(chosen.try_next().is_none());
+        assert_eq!(chosen.lost(), 0);
         assert_eq!(engine.stats().await.counters.events_lost, 1);
     });
 }

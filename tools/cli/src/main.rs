@@ -10,6 +10,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use terrace_cli::inspect::{self, InspectOptions};
 use terrace_cli::remote::Stop;
+use terrace_cli::remote::events::{self, EventsArgs};
 use terrace_cli::remote::get::{self, GetArgs};
 use terrace_cli::remote::keys::{self, KeysArgs, ListArgs, PingArgs, RemoveArgs, SpanArgs};
 use terrace_cli::remote::put::{self, PutArgs};
@@ -49,6 +50,11 @@ enum Command {
     Prefetch(SpanArgs),
     /// Keep blocks from being given up, for as long as the command runs.
     Pin(SpanArgs),
+    /// Tell what happens to the blocks of the namespace, as it happens.
+    ///
+    /// A line for each event: shard, number, kind and key. Events that were lost, as stdout was not read
+    /// fast enough, are told on stderr, or as objects with --json.
+    Events(EventsArgs),
     /// Ask each shard of the node whether it is there.
     Ping(PingArgs),
     /// Show what a node does, again each second: tiers and shards, rates, latencies, queues.
@@ -99,6 +105,7 @@ fn main() -> ExitCode {
         Command::Ls(args) => keys::list(&args),
         Command::Prefetch(args) => keys::prefetch(&args),
         Command::Pin(args) => keys::pin(&args),
+        Command::Events(args) => events::run(&args),
         Command::Ping(args) => keys::ping(&args),
         Command::Top(args) => top::run(&args),
     };

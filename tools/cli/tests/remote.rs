@@ -116,6 +116,27 @@ fn block_goes_from_stdin_to_stdout_and_through_files() {
     run(&node, &["get", "a", "--namespace", "another"]).is(1, &["no such block"]);
 }
 
+/// The node tells of each block at each shard once, behind three lost events.
+#[test]
+fn events_are_told_line_by_line() {
+    let node = Node::start(2);
+    run_with(&node.address(), &["put", "a"], b"value").is(0, &[]);
+    let said = run(&node, &["events", "--kind", "stored", "--count", "2"]);
+    said.is(0, &["\tstored\ta\n", "3 events were lost"]);
+    let said = run(&node, &["events", "--count", "1", "--json"]);
+    let lines = String::from_utf8(said.out).unwrap();
+    let lines = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap());
+    let lines: Vec<serde_json::Value> = lines.collect();
+    assert_eq!(lines[0]["lost"], 3);
+    assert_eq!(
+        (&lines[1]["key"], &lines[1]["kind"]),
+        (&"a".into(), &"stored".into())
+    );
+    run(&node, &["events", "--kind", "moved"]).is(2, &["--kind", "moved", "demoted"]);
+}
+
 #[test]
 fn long_file_is_cut_into_pieces_and_comes_back_whole() {
     let (node, folder) = (Node::start(3), Folder::new());

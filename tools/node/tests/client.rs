@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use terrace_client::blocking::{Client, Namespace};
-use terrace_client::{CallOptions, Cause, ClientConfig, PutItem};
+use terrace_client::{CallOptions, Cause, ClientConfig, EventKind, PutItem};
 use terrace_types::{Hint, Lookup, PutOutcome};
 
 struct Folder(PathBuf);
@@ -171,6 +172,37 @@ fn calls_of_the_client_come_to_what_they_say() {
     assert_eq!(facts.hit().unwrap().len, 20_000);
     assert_eq!(blocks.remove_all(&plain).unwrap(), 204);
     assert_eq!(blocks.match_prefix(&keys, &plain).unwrap(), 0);
+}
+
+/// Aim: a client is told of what happens at all shards from the return of its call on.
+#[test]
+fn events_of_a_real_node_come_to_the_client() {
+    let folder = Folder::new("client-events");
+    let node = Node::start(&folder, &free_address());
+    let (_, blocks) = node.blocks();
+    let plain = CallOptions::default();
+    let wanted = [EventKind::Stored, EventKind::Removed];
+    let mut events = blocks.events(&wanted, &plain).unwrap();
+    let keys: BTreeSet<Vec<u8>> = (0..40_u8).map(|key| vec![key]).collect();
+    for key in &keys {
+        assert_eq!(blocks.put(key, b"value", &plain).unwrap(), STORED);
+        assert!(blocks.remove(key, &plain).unwrap().is_hit());
+    }
+    let (mut stored, mut removed, mut shards) = (keys.clone(), keys, BTreeSet::new());
+    while !removed.is_empty() {
+        let batch = events.next_batch().unwrap();
+        assert_eq!(batch.lost, 0);
+        shards.insert(batch.shard);
+        for event in batch.events {
+            let left = match event.kind {
+                EventKind::Stored => &mut stored,
+                _ => &mut removed,
+            };
+            assert!(left.remove(&event.key), "{event:?} is told twice");
+        }
+    }
+    assert!(stored.is_empty());
+    assert_eq!(shards, BTreeSet::from([0, 1]));
 }
 
 #[test]

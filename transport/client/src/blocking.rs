@@ -9,8 +9,8 @@ use terrace_types::{Lookup, PutOutcome};
 
 use crate::wait::block_on;
 use crate::{
-    Announced, BlockFacts, CallOptions, ClientConfig, ClientStats, Error, Lease, Listed, Part,
-    PutItem, ShardPong, Target,
+    Announced, BlockFacts, CallOptions, ClientConfig, ClientStats, Error, EventBatch, EventKind,
+    Lease, Listed, Part, PutItem, ShardPong, Target,
 };
 
 /// A client of one node, for code that waits. Clones share its connections, and may be used from any
@@ -25,6 +25,10 @@ pub struct Namespace(crate::Namespace);
 /// The blocks of a namespace, page after page.
 #[derive(Debug)]
 pub struct Listing(crate::Listing);
+
+/// A subscription, for code that waits.
+#[derive(Debug)]
+pub struct Events(crate::Events);
 
 impl Client {
     /// As [`crate::Client::new`].
@@ -126,6 +130,24 @@ impl Namespace {
     #[must_use]
     pub fn list(&self, prefix: &[u8], options: &CallOptions) -> Listing {
         Listing(self.0.list(prefix, options))
+    }
+
+    /// As [`crate::Namespace::events`], and waits.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn events(&self, kinds: &[EventKind], options: &CallOptions) -> Result<Events, Error> {
+        block_on(self.0.events(kinds, options)).map(Events)
+    }
+}
+
+impl Events {
+    /// As [`crate::Events::next_batch`], and waits.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn next_batch(&mut self) -> Result<EventBatch, Error> {
+        block_on(self.0.next_batch())
     }
 }
 

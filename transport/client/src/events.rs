@@ -1,5 +1,6 @@
 //! What happens to blocks, told as it happens.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use futures_util::future::{join_all, select_all};
@@ -43,10 +44,13 @@ pub struct Events {
     namespace: Namespace,
     /// The subscription at each shard, the one that told something last behind the others.
     calls: Vec<(u32, Call)>,
+    /// What came with the answers to the subscriptions.
+    early: VecDeque<EventBatch>,
 }
 
 impl Namespace {
-    /// Subscribes to what happens to blocks of the namespace, at all shards.
+    /// Subscribes to what happens to blocks of the namespace, at all shards. When it returns, each
+    /// shard has begun to tell.
     ///
     /// # Errors
     /// As all calls: see [`Cause`](crate::Cause).
@@ -65,13 +69,16 @@ impl Namespace {
             let call = self.subscribe(plan, (layout, shard), options, kinds);
             plan.within(call)
         });
-        let mut calls = Vec::new();
-        for (shard, call) in (0..).zip(join_all(shards).await) {
-            calls.push((shard, call.map_err(failed)?));
+        let (mut calls, mut early) = (Vec::new(), VecDeque::new());
+        for (shard, subscribed) in (0..).zip(join_all(shards).await) {
+            let (call, first) = subscribed.map_err(failed)?;
+            calls.push((shard, call));
+            early.extend(Some(first).filter(|first| !first.events.is_empty()));
         }
         Ok(Events {
             namespace: self.clone(),
             calls,
+            early,
         })
     }
 
@@ -81,7 +88,7 @@ impl Namespace {
         (layout, shard): (Layout, u32),
         options: &CallOptions,
         kinds: u32,
-    ) -> Result<Call, Failure> {
+    ) -> Result<(Call, EventBatch), Failure> {
         let pools = &self.client.pools;
         let address = pools.address_of(layout, shard)?;
         let (connection, _) = pools.open(&address, Some(shard)).await?;
@@ -95,7 +102,9 @@ impl Namespace {
             namespace: Some((self.number, self.name())),
         };
         let encode = |id, out: &mut [u8]| request::encode_events(id, &head, kinds, out);
-        Arc::clone(&connection).send(frame, &encode).await
+        let mut call = Arc::clone(&connection).send(frame, &encode).await?;
+        let first = next_of(shard, &mut call, self.number).await?;
+        Ok((call, first))
     }
 }
 
@@ -106,6 +115,9 @@ impl Events {
     /// When a connection is lost or a node ends the subscription. What happens from then on is not
     /// told: subscribe again, and look at the blocks.
     pub async fn next_batch(&mut self) -> Result<EventBatch, Error> {
+        if let Some(batch) = self.early.pop_front() {
+            return Ok(batch);
+        }
         let namespace = &self.namespace;
         let waiting = self.calls.iter_mut().map(|(shard, call)| {
             let next = next_of(*shard, call, namespace.number);

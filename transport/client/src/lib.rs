@@ -72,4 +72,5 @@ pub use prefix::Announced;
 pub use put::PutItem;
 pub use shards::{Listed, Listing, ShardPong};
 pub use terrace_fabric::tls::TlsFault;
+pub use terrace_wire::EventKind;
 pub use tls::TlsOptions;

@@ -23,6 +23,7 @@ use terrace_wire::{
 
 use crate::host::Host;
 use crate::latency::Hop;
+use crate::namespaces::OpenNamespaces;
 use crate::outbox::{Outbox, Part};
 use crate::socket::{ShardSocket, before};
 use crate::stream::Stream;
@@ -68,7 +69,7 @@ pub(crate) struct Connection {
     pub(crate) terms: Cell<NodeTerms>,
     sender: TcpSender<ShardSocket>,
     outbox: RefCell<Outbox>,
-    namespaces: RefCell<HashMap<u16, Namespace>>,
+    namespaces: RefCell<OpenNamespaces>,
     /// Requests that run in tasks of their own, and whether they were cancelled.
     running: RefCell<HashMap<u64, Rc<Trace>>>,
     /// Requests that are not answered.
@@ -84,6 +85,9 @@ pub(crate) struct Connection {
     pub(crate) leases: RefCell<HashMap<LeaseId, (u32, Nanos)>>,
     /// Prefetches that are under way.
     pub(crate) prefetches: Rc<Cell<u32>>,
+    /// Subscriptions that are under way.
+    pub(crate) subscriptions: Cell<u32>,
+    takes_no_more: Cell<bool>,
     changed: RefCell<Vec<Waker>>,
     waiting: Cell<(Waiting, Nanos)>,
     /// Since when bytes wait that the client does not take.
@@ -149,6 +153,8 @@ impl Connection {
             streams: RefCell::default(),
             leases: RefCell::default(),
             prefetches: Rc::default(),
+            subscriptions: Cell::new(0),
+            takes_no_more: Cell::new(false),
             changed: RefCell::default(),
             waiting: Cell::new((Waiting::Hello, now)),
             unsent_since: Cell::new(None),
@@ -236,22 +242,33 @@ impl Connection {
         if let Some(trace) = self.running.borrow().get(&id) {
             trace.is_cancelled.set(true);
         }
+        self.wake();
+    }
+
+    /// No more requests come: subscriptions end, what else is under way goes on.
+    //= docs/wire-protocol.md#WP-15
+    pub(crate) fn take_no_more(&self) {
+        self.takes_no_more.set(true);
+        self.wake();
+    }
+
+    pub(crate) fn takes_no_more(&self) -> bool {
+        self.takes_no_more.get()
     }
 
     /// Gives a namespace a number; false when the number is taken.
-    //= docs/wire-protocol.md#WP-16
     pub(crate) fn add_namespace(&self, number: NamespaceNumber, namespace: Namespace) -> bool {
-        let mut namespaces = self.namespaces.borrow_mut();
-        if namespaces.contains_key(&number.0) {
-            return false;
-        }
-        namespaces.insert(number.0, namespace);
-        true
+        self.namespaces.borrow_mut().add(number, namespace)
+    }
+
+    /// The number of a namespace that is open.
+    pub(crate) fn number_of(&self, namespace: Namespace) -> Option<NamespaceNumber> {
+        self.namespaces.borrow().number_of(namespace)
     }
 
     /// The namespace that a request names; when there is none the request is answered.
     pub(crate) fn namespace(&self, id: u64, verb: Verb, head: &RequestHead) -> Option<Namespace> {
-        let known = self.namespaces.borrow().get(&head.namespace.0).copied();
+        let known = self.namespaces.borrow().get(head.namespace);
         if known.is_none() {
             let text = "open a namespace under this number first";
             self.refuse(id, verb.number(), ErrorCode::NamespaceNumber, text);
@@ -333,7 +350,7 @@ impl Connection {
     }
 
     /// The frame that is queued next is of this request.
-    fn begin_reply(&self, id: u64, is_last: bool) {
+    pub(crate) fn begin_reply(&self, id: u64, is_last: bool) {
         let mut traces = self.traces.borrow_mut();
         let Some(at) = traces.iter().position(|trace| trace.id == id) else {
             return;
@@ -419,7 +436,15 @@ impl Connection {
         self.refuse_with(id, verb, error.code(), argument, &error.to_string());
     }
 
-    fn refuse_with(&self, id: u64, verb_number: u8, code: ErrorCode, argument: u64, text: &str) {
+    /// As [`Connection::refuse`], with the number that the code's row in the protocol asks for.
+    pub(crate) fn refuse_with(
+        &self,
+        id: u64,
+        verb_number: u8,
+        code: ErrorCode,
+        argument: u64,
+        text: &str,
+    ) {
         self.host.count(|counters| counters.requests_refused += 1);
         let ended = self.session.borrow_mut().end(id, true, false);
         if let Err(error) = ended {
@@ -547,12 +572,17 @@ impl Connection {
 
     /// Waits until blocks may be added to what waits to be sent; how long that was.
     pub(crate) async fn room(self: &Rc<Self>) -> Duration {
-        if self.outbox.borrow().len() < WINDOW_LEN {
+        self.room_below(WINDOW_LEN).await
+    }
+
+    /// Waits until fewer than `len` bytes wait to be sent; how long that was.
+    pub(crate) async fn room_below(self: &Rc<Self>, len: usize) -> Duration {
+        if self.outbox.borrow().len() < len {
             return Duration::ZERO;
         }
         let start = self.host.now();
         self.flush().await;
-        self.until(|connection| connection.outbox.borrow().len() < WINDOW_LEN)
+        self.until(|connection| connection.outbox.borrow().len() < len)
             .await;
         self.host.now().since(start)
     }
@@ -595,10 +625,18 @@ impl Connection {
             if self.closed.get() || holds(self) {
                 return Poll::Ready(());
             }
-            self.changed.borrow_mut().push(context.waker().clone());
+            self.on_change(context.waker());
             Poll::Pending
         })
         .await;
+    }
+
+    /// Wakes `waker` at the next change.
+    pub(crate) fn on_change(&self, waker: &Waker) {
+        let mut changed = self.changed.borrow_mut();
+        if !changed.iter().any(|known| known.will_wake(waker)) {
+            changed.push(waker.clone());
+        }
     }
 
     fn wake(&self) {

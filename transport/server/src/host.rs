@@ -17,7 +17,7 @@ use terrace_runtime::{Mailbox, MailboxSender};
 use terrace_types::Nanos;
 use terrace_types::limits::BLOCK_LEN_MAX;
 use terrace_wire::limits::{BATCH_MAX, VERSION};
-use terrace_wire::{ErrorCode, Features, FrameLimits, GoodbyeReason, NodeTerms, Security};
+use terrace_wire::{ErrorCode, Features, FrameLimits, GoodbyeReason, NodeTerms, Security, Verb};
 
 use crate::config::{CREDIT_BYTES, LIMITS, ServerConfig};
 use crate::connection::{Connection, Overdue};
@@ -162,6 +162,7 @@ impl Host {
             let (requests, bytes) = connection.depths();
             counters.requests_under_way += requests as u64;
             counters.unsent_bytes += bytes as u64;
+            counters.subscriptions += u64::from(connection.subscriptions.get());
         }
         ServerReport {
             counters,
@@ -172,6 +173,10 @@ impl Host {
 
     /// Notes the times of a request whose reply is sent.
     pub(crate) fn answered(&self, connection: &Connection, trace: &Trace, now: Nanos) {
+        if trace.verb == Verb::Events {
+            // It lasted as long as its client liked.
+            return;
+        }
         let (time, hops) = trace.settle(now);
         let mut latencies = self.latencies.borrow_mut();
         latencies.record_request(trace.verb, time.as_nanos() as u64);
@@ -320,6 +325,7 @@ impl Host {
             //= docs/wire-protocol.md#WP-15
             connection.session.borrow_mut().drain();
             connection.say_goodbye(GoodbyeReason::Draining, close_ms);
+            connection.take_no_more();
             connection.flush().await;
         }
     }
@@ -414,4 +420,6 @@ fn security(config: &ServerConfig) -> Security {
 const FEATURES: Features = Features::STREAMED_PUTS
     .with(Features::PINS)
     .with(Features::LEASES)
-    .with(Features::LISTING);
+    .with(Features::LISTING)
+    .with(Features::EVENTS)
+    .with(Features::DESCRIPTORS);

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use terrace_engine::{LeaseId, Lookup, Tier, UnavailableReason};
+use terrace_engine::{Lease, LeaseId, Lookup, Tier, UnavailableReason};
 use terrace_wire::{KeyEntry, KeyStatus, LeaseRecord, Records, RequestHead, Verb};
 
 use crate::connection::{Connection, Ticket};
@@ -16,7 +16,7 @@ const RECORD_LEN: usize = 24;
 /// Leases that a connection may have: many of one block take no more pinned bytes than one.
 const LEASES_MAX: usize = 4096;
 
-const fn none(status: KeyStatus) -> LeaseRecord {
+pub(crate) const fn none(status: KeyStatus) -> LeaseRecord {
     LeaseRecord {
         status,
         id: terrace_wire::LeaseId(0),
@@ -61,48 +61,72 @@ async fn lease_one(
     connection: &Rc<Connection>,
     ticket: &Ticket,
     told: &RequestHead,
-    (key, hint): &Asked,
+    asked: &Asked,
 ) -> LeaseRecord {
+    match grant(connection, ticket, told, asked).await {
+        Ok(granted) => granted.record(),
+        Err(status) => none(status),
+    }
+}
+
+/// A lease that the connection has.
+pub(crate) struct Granted {
+    /// Where the block was found.
+    tier: Tier,
+    pub(crate) lease: Lease,
+    span: Duration,
+}
+
+impl Granted {
+    pub(crate) const fn record(&self) -> LeaseRecord {
+        LeaseRecord {
+            status: KeyStatus::Hit(self.tier),
+            id: terrace_wire::LeaseId(self.lease.id.0),
+            block_len: self.lease.descriptor.len,
+            duration_ms: self.span.as_millis() as u32,
+        }
+    }
+}
+
+/// Leases a block for the connection; else what became of it.
+pub(crate) async fn grant(
+    connection: &Rc<Connection>,
+    ticket: &Ticket,
+    told: &RequestHead,
+    (key, hint): &Asked,
+) -> Result<Granted, KeyStatus> {
     let over = connection.wrong_shard(key);
     if let Some(status) = over.or_else(|| ticket.is_over(connection.host.now())) {
-        return none(status);
+        return Err(status);
     }
     let limit = KeyStatus::Unavailable(UnavailableReason::PinLimit);
     if has_all_leases(connection) {
-        return none(limit);
+        return Err(limit);
     }
     let shard = connection.shard();
     let span = duration(connection, told);
     let options = get_options(*hint, told.context);
     let lease = shard.lease(key, span, &options);
     let granted = match ticket.before_deadline(shard.runtime(), lease).await {
-        None => return none(KeyStatus::TimedOut),
+        None => return Err(KeyStatus::TimedOut),
         Some(granted) => granted,
     };
     let status = KeyStatus::of_lookup(&granted);
-    let Lookup::Hit { value: lease, .. } = granted else {
-        return none(status);
+    let Lookup::Hit { tier, value: lease } = granted else {
+        return Err(status);
     };
-    let len = lease.descriptor.len;
     if connection.is_closed() {
         shard.release(lease.id);
-        return none(KeyStatus::Cancelled);
+        return Err(KeyStatus::Cancelled);
     }
     // Other requests may have taken the last ones meanwhile.
     if has_all_leases(connection) {
         shard.release(lease.id);
-        return none(limit);
+        return Err(limit);
     }
-    connection
-        .leases
-        .borrow_mut()
-        .insert(lease.id, (len, lease.deadline));
-    LeaseRecord {
-        status,
-        id: terrace_wire::LeaseId(lease.id.0),
-        block_len: len,
-        duration_ms: span.as_millis() as u32,
-    }
+    let held = (lease.descriptor.len, lease.deadline);
+    connection.leases.borrow_mut().insert(lease.id, held);
+    Ok(Granted { tier, lease, span })
 }
 
 pub(crate) fn renew(

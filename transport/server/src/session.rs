@@ -88,6 +88,7 @@ pub(crate) async fn serve(
     };
     if matches!(end, Err(End::Ended)) {
         connection.wait_for(Waiting::Not);
+        connection.take_no_more();
         connection.finished().await;
     }
     if let Err(End::Broken {

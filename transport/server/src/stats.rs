@@ -31,6 +31,8 @@ counters! {
     requests_under_way: "terrace_server_requests_under_way",
     /// Bytes of replies that wait to be sent.
     unsent_bytes: "terrace_server_unsent_bytes",
+    /// Subscriptions to events.
+    subscriptions: "terrace_server_subscriptions",
     /// Connections that came, those that moved between shards at their hello included.
     connections_taken: "terrace_server_connections_taken_total",
     /// Connections closed as the client broke a rule of the protocol.
@@ -59,6 +61,8 @@ counters! {
     wrong_shard: "terrace_server_wrong_shard_total",
     /// Entries of gets answered as timed out.
     timed_out: "terrace_server_timed_out_total",
+    /// Events that were told to subscribers.
+    events_sent: "terrace_server_events_sent_total",
     /// Frames sent.
     frames_sent: "terrace_server_frames_sent_total",
     /// Bytes sent.

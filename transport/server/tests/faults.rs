@@ -3,32 +3,26 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod plain;
+mod served;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use plain::{PlainClient, hello, read_frame, value};
-use terrace_engine::{Engine, EngineConfig, HugepageMode, block_on};
+use served::engine;
+use terrace_engine::{Engine, block_on};
 use terrace_server::{Server, ServerConfig};
 use terrace_types::{Checksum, Hint};
 use terrace_wire::{
-    ErrorCode, Facts, GetEntry, KeyStatus, ListRequest, Options, PutEntry, PutPart, Reply,
-    RequestHead, StreamEnd, Verb, request,
+    ErrorCode, Facts, Features, GetEntry, KeyStatus, ListRequest, Options, PutEntry, PutPart,
+    Reply, RequestHead, StreamEnd, Verb, request,
 };
 
 const STORED: KeyStatus = KeyStatus::Stored { durable: false };
 
 fn start_with(config: ServerConfig) -> (Engine, Server) {
-    let engine = Engine::open(EngineConfig {
-        dram_bytes: 128 << 20,
-        hugepages: HugepageMode::Off,
-        ..EngineConfig::default()
-    })
-    .unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server = Server::start(&engine, listener, config).unwrap();
-    (engine, server)
+    served::start_with(engine(128, 1), config)
 }
 
 fn start() -> (Engine, Server) {
@@ -139,7 +133,10 @@ fn broken_frames_end_their_connection_with_the_error_of_their_rule() {
 #[test]
 fn wrong_requests_are_answered_and_the_connection_goes_on() {
     let (_engine, server) = start();
-    let mut client = PlainClient::connect(server.address(), None, "m");
+    let mut modest = hello(None);
+    // All but events.
+    modest.features.0 &= !Features::EVENTS.0;
+    let mut client = PlainClient::connect_as(server.address(), &modest, "m");
     let refused = |client: &mut PlainClient, frame: &[u8], rest: &[u8]| {
         client.socket.write_all(frame).unwrap();
         client.socket.write_all(rest).unwrap();

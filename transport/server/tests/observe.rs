@@ -3,13 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod plain;
+mod served;
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use plain::{PlainClient, value};
-use terrace_engine::{Engine, EngineConfig, HugepageMode, NvmeConfig, block_on};
+use served::{engine, start_with};
+use terrace_engine::{Engine, EngineConfig, NvmeConfig, block_on};
 use terrace_server::{Hop, Latencies, Server, ServerConfig, ServerReport};
 use terrace_types::Hint;
 use terrace_wire::{GetEntry, KeyStatus, Options, Verb};
@@ -27,23 +28,19 @@ fn start(name: &str, slow: Duration) -> (Device, Engine, Server) {
     let name = format!("terrace-observe-{name}-{}", std::process::id());
     let device = Device(std::env::temp_dir().join(name));
     let config = EngineConfig {
-        dram_bytes: 64 << 20,
-        hugepages: HugepageMode::Off,
         nvme: NvmeConfig {
             paths: vec![device.0.clone()],
             file_bytes: Some(128 << 20),
             lazy: true,
             ..NvmeConfig::default()
         },
-        ..EngineConfig::default()
+        ..engine(64, 1)
     };
-    let engine = Engine::open(config).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let config = ServerConfig {
+    let server = ServerConfig {
         slow,
         ..ServerConfig::default()
     };
-    let server = Server::start(&engine, listener, config).unwrap();
+    let (engine, server) = start_with(config, server);
     (device, engine, server)
 }
 

@@ -3,13 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod plain;
+mod served;
 
 use std::io::Write;
-use std::net::{Shutdown, TcpListener};
+use std::net::Shutdown;
 use std::time::Duration;
 
 use plain::{PlainClient, value};
-use terrace_engine::{Engine, EngineConfig, HugepageMode, Tier, UnavailableReason, block_on};
+use served::{engine, start_with};
+use terrace_engine::{Engine, Tier, UnavailableReason, block_on};
 use terrace_server::{Server, ServerConfig};
 use terrace_types::{Hint, KeyHash};
 use terrace_wire::{
@@ -18,22 +20,6 @@ use terrace_wire::{
 };
 
 const STORED: KeyStatus = KeyStatus::Stored { durable: false };
-
-fn start_with(engine: EngineConfig, config: ServerConfig) -> (Engine, Server) {
-    let engine = Engine::open(engine).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server = Server::start(&engine, listener, config).unwrap();
-    (engine, server)
-}
-
-fn engine(dram_mib: u64, shards: usize) -> EngineConfig {
-    EngineConfig {
-        dram_bytes: dram_mib << 20,
-        shards,
-        hugepages: HugepageMode::Off,
-        ..EngineConfig::default()
-    }
-}
 
 fn start(dram_mib: u64, shards: usize) -> (Engine, Server) {
     start_with(engine(dram_mib, shards), ServerConfig::default())

@@ -3,13 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod served;
+
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::task::Poll;
 use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use terrace_engine::{Engine, EngineConfig, HugepageMode, block_on};
+use served::{engine, start_with};
+use terrace_engine::{Engine, block_on};
 use terrace_fabric::tls::{ClientPem, ClientTls, NodePem, NodeTls, TlsSession};
 use terrace_server::{Server, ServerConfig, ServerCounters};
 use terrace_wire::{ClientHello, Features, FrameHead, FrameLimits, Partial, Reply, Security};
@@ -32,20 +35,12 @@ fn start(change: impl FnOnce(&mut ServerConfig)) -> (Engine, Server, ClientTls) 
     let identity = Some((certificate, key));
     let client = ClientTls::new(&ClientPem { ca, identity }).unwrap();
 
-    let engine = Engine::open(EngineConfig {
-        dram_bytes: 64 << 20,
-        shards: 2,
-        hugepages: HugepageMode::Off,
-        ..EngineConfig::default()
-    });
-    let engine = engine.unwrap();
     let mut config = ServerConfig {
         tls: Some(node.unwrap()),
         ..ServerConfig::default()
     };
     change(&mut config);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server = Server::start(&engine, listener, config).unwrap();
+    let (engine, server) = start_with(engine(64, 2), config);
     (engine, server, client)
 }
 

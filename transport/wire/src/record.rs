@@ -124,6 +124,19 @@ impl EventKind {
         Self::Undurable,
     ];
 
+    /// Its name in the protocol's document.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stored => "stored",
+            Self::Evicted => "evicted",
+            Self::Removed => "removed",
+            Self::Demoted => "demoted",
+            Self::Promoted => "promoted",
+            Self::Undurable => "undurable",
+        }
+    }
+
     /// Its bit in the kinds that a subscription wants.
     #[must_use]
     pub const fn bit(self) -> u32 {

@@ -25,7 +25,7 @@ use terrace_types::{BlockKey, KeyHash, Namespace, UnavailableReason};
 
 use crate::config::{EngineConfig, NamespaceOptions};
 use crate::error::Error;
-use crate::events::{EventStream, subscription};
+use crate::events::{EventFilter, EventStream, subscription};
 use crate::namespaces::NamespaceRegistry;
 use crate::shard::{Job, PersistReport, Shard};
 use crate::stats::{EngineStats, MissingDevice, ShardStats};
@@ -134,7 +134,7 @@ impl Engine {
     /// # Errors
     /// [`UnavailableReason::Closing`] when the engine is closed.
     pub async fn events(&self, capacity: usize) -> Result<EventStream, UnavailableReason> {
-        let (sink, stream) = subscription(capacity);
+        let (sink, stream) = subscription(capacity, EventFilter::default());
         for shard in 0..self.shards() {
             let sink = sink.clone();
             self.call(shard, move |shard, reply| {

@@ -55,7 +55,7 @@ use terrace_types::{BlockIx, Nanos, RejectReason, UnavailableReason};
 use crate::config::EngineConfig;
 use crate::engine::ShardIo;
 use crate::error::Error;
-use crate::events::{Event, EventKind, EventSink};
+use crate::events::{Event, EventFilter, EventKind, EventSink, EventStream, Sent, subscription};
 use crate::index::{AHEAD, DEMOTING, ERASED, Index, PASSING, PROMOTING};
 use crate::namespaces::{NamespaceEpochs, NamespaceRegistry};
 use crate::policy::{self, Policy, PolicyConfig, WritePrice};
@@ -288,12 +288,18 @@ impl Shard {
         }
     }
 
+    /// A stream of what happens to blocks of this shard from now on, holding at most `capacity`
+    /// events that wait.
+    pub fn events(&self, capacity: usize, filter: EventFilter) -> EventStream {
+        let (sink, stream) = subscription(capacity, filter);
+        self.subscribe(sink);
+        stream
+    }
+
     /// Sends events to `sink` from now on; sinks without a stream are let go.
     pub(crate) fn subscribe(&self, sink: EventSink) {
         let mut state = self.state.borrow_mut();
-        state
-            .sinks
-            .retain(|sink| !sink.is_orphan(self.config.shards));
+        state.sinks.retain(|sink| !sink.is_orphan());
         state.sinks.push(sink);
     }
 
@@ -536,14 +542,16 @@ impl State {
             shard,
             sequence: self.event_sequence,
             kind,
+            namespace: self.epochs.namespace_of(record.namespace()),
             key: Box::from(self.index.key_of(record)),
             hash: record.hash(),
         };
-        for sink in &self.sinks {
-            if !sink.send(event.clone()) {
-                self.counters.events_lost += 1;
-            }
-        }
+        let lost = &mut self.counters.events_lost;
+        self.sinks.retain(|sink| {
+            let sent = sink.send(&event);
+            *lost += u64::from(sent == Sent::Lost);
+            sent != Sent::Gone
+        });
     }
 }
 

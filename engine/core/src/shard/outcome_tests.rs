@@ -19,7 +19,7 @@ use super::prefetch::Chain;
 use super::sim_world::{Choices, Spec, World};
 use super::*;
 use crate::config::NamespaceOptions;
-use crate::events::subscription;
+use crate::events::{EventFilter, subscription};
 
 const LEN: usize = 16 << 10;
 const GET: fn() -> GetOptions = GetOptions::default;
@@ -175,7 +175,7 @@ async fn over_budget(world: &World) {
 
 /// A subscriber that does not listen, and a scrub.
 async fn background(world: &World) {
-    let (sink, events) = subscription(1);
+    let (sink, events) = subscription(1, EventFilter::default());
     world.shard.subscribe(sink);
     for number in 0..60 {
         put(world, number).await;

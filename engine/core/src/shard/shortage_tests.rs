@@ -13,7 +13,7 @@ use terrace_types::{BlockKey, PutOutcome};
 use super::sim_world::{Spec, World};
 use super::*;
 use crate::config::WriteMode;
-use crate::events::subscription;
+use crate::events::{EventFilter, subscription};
 
 const CALL_MAX: Duration = Duration::from_secs(300);
 const LEN: usize = 16 << 10;
@@ -136,7 +136,7 @@ fn durable_block_in_dram_whose_segment_goes_is_told() {
     let sim = Sim::new(3);
     let spec = spec(3, 100);
     let world = World::new(&sim, &spec, spec.blank(), 1);
-    let (sink, events) = subscription(1 << 16);
+    let (sink, events) = subscription(1 << 16, EventFilter::default());
     world.shard.subscribe(sink);
     sim.run(world.shard.recover(None));
     let told: BTreeSet<u64> = sim.run(async {

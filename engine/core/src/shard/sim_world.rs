@@ -21,7 +21,7 @@ use terrace_types::{Access, BlockKey, Clock, KeyHash, Tasks};
 
 use super::*;
 use crate::config::{NamespaceOptions, NvmeConfig};
-use crate::events::{EventStream, subscription};
+use crate::events::{EventFilter, EventStream, subscription};
 use crate::policy::{Admission, PolicyBytes};
 
 /// A splitmix64 sequence.
@@ -414,7 +414,7 @@ impl World {
         );
         let shard = shard.unwrap();
         shard.set_configured_namespaces().unwrap();
-        let (sink, events) = subscription(1 << 16);
+        let (sink, events) = subscription(1 << 16, EventFilter::default());
         shard.subscribe(sink);
         runtime.spawn(Box::pin(take_returns(Rc::downgrade(&shard), nudge)));
         Rc::new(Self {

@@ -1,5 +1,6 @@
 //! The commands that talk to a node: what they have in common, and their exit codes.
 
+pub mod events;
 pub mod files;
 pub mod get;
 pub mod keys;

@@ -64,7 +64,9 @@ pub fn shown(key: &[u8]) -> String {
     }
 }
 
-fn hex(key: &[u8]) -> String {
+/// A key for programs: its bytes as hexadecimal digits.
+#[must_use]
+pub fn hex(key: &[u8]) -> String {
     key.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -95,11 +97,18 @@ pub fn say(rows: &[Row], is_json: bool) -> Result<u8, Stop> {
 /// # Errors
 /// When it cannot be written to. That its reader went away is no error.
 pub fn print(bytes: &[u8]) -> Result<(), Stop> {
+    print_more(bytes).map(|_| ())
+}
+
+/// Writes to stdout; whether its reader is still there.
+///
+/// # Errors
+/// As [`print`].
+pub fn print_more(bytes: &[u8]) -> Result<bool, Stop> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Stop::usage(format!("write to stdout: {error}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Stop::usage(format!("write to stdout: {error}"))),
     }
 }
