@@ -1,108 +1,18 @@
 //! Aim: the client and a real node agree, and the client lives through what becomes of the node.
 //! Method: a node as a process of its own, stopped, killed and started again under the client's calls.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![forbid(unsafe_code)]
-
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
-use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
-use terrace_client::blocking::{Client, Namespace};
+use terrace_client::blocking::Client;
 use terrace_client::{CallOptions, Cause, ClientConfig, EventKind, PutItem};
 use terrace_types::{Hint, Lookup, PutOutcome};
 
-struct Folder(PathBuf);
+use crate::started::{Folder, Node, free_address};
 
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("terrace-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-struct Node {
-    child: Child,
-    address: String,
-    // Kept open, so that the node can write to it.
-    _output: BufReader<ChildStdout>,
-}
-
-impl Node {
-    /// A node of two shards that listens at `address`.
-    fn start(folder: &Folder, address: &str) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_terrace-node"))
-            .current_dir(&folder.0)
-            .env_clear()
-            .args(["--listen", address, "--metrics", "127.0.0.1:0"])
-            .args(["--dram", "128MiB", "--shards", "2", "--hugepages", "off"])
-            .args(["--nvme", "256MiB", "--data", "store"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut all = String::new();
-        while !all.ends_with("\nready\n") {
-            let count = output.read_line(&mut all).unwrap();
-            assert!(count > 0, "the node ended before it was ready: {all}");
-        }
-        Self {
-            child,
-            address: address.to_owned(),
-            _output: output,
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
-        kill(pid, signal).unwrap();
-    }
-
-    /// Stops it, and waits until all of its threads are stopped: the signal alone only begins that.
-    fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
-        let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
-        assert_eq!(status, WaitStatus::Stopped(pid, Signal::SIGSTOP));
-    }
-
-    fn blocks(&self) -> (Client, Namespace) {
-        let client = Client::connect(ClientConfig::new(&self.address)).unwrap();
-        let blocks = client.namespace("model").unwrap();
-        (client, blocks)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// An address that nobody listens at now. A node that is started again has to find it free, so it is
-/// not one that the kernel gives to connections by itself.
-fn free_address() -> String {
-    let first = 20_000 + std::process::id() % 10_000;
-    (first..first + 100)
-        .map(|port| format!("127.0.0.1:{port}"))
-        .find(|address| TcpListener::bind(address).is_ok())
-        .unwrap()
+fn start(folder: &Folder, address: &str) -> Node {
+    let flags = ["--listen", address, "--nvme", "256MiB", "--data", "store"];
+    Node::start(&folder.0, &flags)
 }
 
 fn value(seed: u8, len: usize) -> Vec<u8> {
@@ -122,8 +32,9 @@ const STORED: PutOutcome = PutOutcome::Stored { durable: false };
 #[test]
 fn calls_of_the_client_come_to_what_they_say() {
     let folder = Folder::new("client-calls");
-    let node = Node::start(&folder, &free_address());
-    let (client, blocks) = node.blocks();
+    let node = start(&folder, &free_address());
+    let blocks = node.blocks();
+    let client = Client::connect(ClientConfig::new(&node.address.to_string())).unwrap();
     let plain = CallOptions::default();
     assert_eq!(client.ping(&plain).unwrap().len(), 2);
     for (seed, len) in (0..).zip([1, 4095, 65_536, 1 << 20, (8 << 20) + 3]) {
@@ -178,8 +89,8 @@ fn calls_of_the_client_come_to_what_they_say() {
 #[test]
 fn events_of_a_real_node_come_to_the_client() {
     let folder = Folder::new("client-events");
-    let node = Node::start(&folder, &free_address());
-    let (_, blocks) = node.blocks();
+    let node = start(&folder, &free_address());
+    let blocks = node.blocks();
     let plain = CallOptions::default();
     let wanted = [EventKind::Stored, EventKind::Removed];
     let mut events = blocks.events(&wanted, &plain).unwrap();
@@ -208,8 +119,8 @@ fn events_of_a_real_node_come_to_the_client() {
 #[test]
 fn eight_threads_get_the_bytes_that_they_put() {
     let folder = Folder::new("client-threads");
-    let node = Node::start(&folder, &free_address());
-    let (_, blocks) = node.blocks();
+    let node = start(&folder, &free_address());
+    let blocks = node.blocks();
     let plain = CallOptions::default();
     std::thread::scope(|scope| {
         for thread in 0..8_u8 {
@@ -231,14 +142,14 @@ fn eight_threads_get_the_bytes_that_they_put() {
 #[test]
 fn stopped_node_ends_calls_at_their_deadlines_and_goes_on_later() {
     let folder = Folder::new("client-stopped");
-    let node = Node::start(&folder, &free_address());
-    let (_, blocks) = node.blocks();
+    let node = start(&folder, &free_address());
+    let blocks = node.blocks();
     let plain = CallOptions::default();
     assert_eq!(
         blocks.put(b"k", &value(1, 100_000), &plain).unwrap(),
         STORED
     );
-    node.stop();
+    node.process.stop();
     let soon = CallOptions::within(Duration::from_millis(300));
     for _ in 0..2 {
         let error = blocks.get(b"k", &soon).unwrap_err();
@@ -246,7 +157,7 @@ fn stopped_node_ends_calls_at_their_deadlines_and_goes_on_later() {
         let error = blocks.put(b"l", &value(1, 5 << 20), &soon).unwrap_err();
         assert!(matches!(error.cause(), Cause::TimedOut { .. }), "{error}");
     }
-    node.signal(Signal::SIGCONT);
+    node.process.go_on();
     let got = blocks.get(b"k", &plain).unwrap();
     assert!(got.hit().unwrap() == value(1, 100_000));
     let outcome = blocks.put(b"m", b"v", &plain).unwrap();
@@ -256,21 +167,21 @@ fn stopped_node_ends_calls_at_their_deadlines_and_goes_on_later() {
 #[test]
 fn killed_node_that_comes_back_serves_the_same_client() {
     let folder = Folder::new("client-killed");
-    let mut node = Node::start(&folder, &free_address());
-    let (_, blocks) = node.blocks();
+    let address = free_address();
+    let mut node = start(&folder, &address);
+    let blocks = node.blocks();
     let durable = CallOptions::default().durable();
     for seed in 0..8 {
         let outcome = blocks.put(&[seed], &value(seed, 200_000), &durable);
         assert_eq!(outcome.unwrap(), PutOutcome::Stored { durable: true });
     }
-    node.child.kill().unwrap();
-    node.child.wait().unwrap();
+    node.process.kill();
     let error = blocks.get(&[0], &CallOptions::default()).unwrap_err();
     assert!(
         matches!(error.cause(), Cause::Unavailable { .. }),
         "{error}"
     );
-    let node = Node::start(&folder, &node.address);
+    let node = start(&folder, &address);
     for seed in 0..8 {
         let got = blocks.get(&[seed], &CallOptions::default()).unwrap();
         assert!(got.hit().unwrap() == value(seed, 200_000));

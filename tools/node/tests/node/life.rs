@@ -1,23 +1,15 @@
 //! A node as a process of its own: it serves, is killed, comes back, and is told to stop.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../../../transport/server/tests/plain/mod.rs"]
-mod plain;
-mod started;
-
-use std::process::Command;
-
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use plain::{PlainClient, value};
-use started::{Folder, Node, command};
+use nix::sys::signal::Signal;
 use terrace_wire::{Facts, KeyStatus, Options, Verb};
+
+use crate::plain::{PlainClient, value};
+use crate::started::{Folder, Node, add_flags, program};
 
 #[test]
 fn node_killed_serves_durable_blocks_after_its_restart() {
     let folder = Folder::new("killed");
-    let flags = ["--nvme", "256MiB", "--data", "store"];
+    let flags = ["--nvme", "256MiB", "--shards", "1"];
     let mut node = Node::start(&folder.0, &flags);
     let mut client = PlainClient::connect(node.address, None, "m");
     let epoch = client.terms.node_epoch;
@@ -28,8 +20,7 @@ fn node_killed_serves_durable_blocks_after_its_restart() {
     for (key, bytes) in &blocks {
         assert_eq!(client.put(&[(key, bytes)], Options::DURABLE), [durable]);
     }
-    node.child.kill().unwrap();
-    node.child.wait().unwrap();
+    node.process.kill();
     let node = Node::start(&folder.0, &flags);
     let id = client.terms.node_id;
     let mut client = PlainClient::connect(node.address, None, "m");
@@ -47,17 +38,15 @@ fn node_killed_serves_durable_blocks_after_its_restart() {
 #[test]
 fn node_told_to_stop_writes_down_what_it_has() {
     let folder = Folder::new("stopped");
-    let flags = ["--nvme", "256MiB", "--data", "store"];
+    let flags = ["--nvme", "256MiB", "--shards", "1"];
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let mut node = Node::start(&folder.0, &flags);
+        let node = Node::start(&folder.0, &flags);
         let mut client = PlainClient::connect(node.address, None, "m");
         let key = format!("{signal}");
         let bytes = value(7, 100_000);
         let put = client.put(&[(key.as_bytes(), &bytes)], Options::NONE);
         assert_eq!(put, [KeyStatus::Stored { durable: false }]);
-        let pid = Pid::from_raw(i32::try_from(node.child.id()).unwrap());
-        kill(pid, signal).unwrap();
-        assert_eq!(node.child.wait().unwrap().code(), Some(0));
+        node.end_by(signal);
         let node = Node::start(&folder.0, &flags);
         let mut client = PlainClient::connect(node.address, None, "m");
         assert!(client.get(&[key.as_bytes()])[0].as_ref() == Some(&bytes));
@@ -67,13 +56,13 @@ fn node_told_to_stop_writes_down_what_it_has() {
 #[test]
 fn admin_interface_answers() {
     let folder = Folder::new("admin");
-    let node = Node::start(&folder.0, &["--nvme", "0"]);
+    let node = Node::start(&folder.0, &["--nvme", "0", "--shards", "1"]);
     let mut client = PlainClient::connect(node.address, None, "m");
     client.put(&[(b"k", b"value")], Options::NONE);
     client.of_keys(Verb::Exists, &[b"k"]);
     assert!(node.http("/healthz").starts_with("HTTP/1.1 200"));
     assert!(node.http("/readyz").starts_with("HTTP/1.1 200"));
-    assert!(node.http("/config").contains("\"dram\":67108864"));
+    assert!(node.http("/config").contains("\"dram\":134217728"));
     assert!(node.http("/stats").contains("\"terrace_dram_blocks\":1"));
     assert!(node.http("/").starts_with("HTTP/1.1 404"));
     assert_eq!(node.metric("terrace_puts_stored_total"), 1);
@@ -87,7 +76,9 @@ fn port_and_folder_in_use_are_named() {
     let folder = Folder::new("in-use");
     let node = Node::start(&folder.0, &["--nvme", "0", "--data", "store"]);
     let refused = |flags: &[&str]| {
-        let output = command(&folder.0, flags).output().unwrap();
+        let mut command = program(&folder.0);
+        add_flags(&mut command, flags);
+        let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(text.lines().count() <= 3, "{text}");
@@ -96,20 +87,6 @@ fn port_and_folder_in_use_are_named() {
     let text = refused(&["--nvme", "0", "--data", "store"]);
     assert!(text.contains("another node holds it"), "{text}");
     let at = node.address.to_string();
-    let mut taken = Command::new(env!("CARGO_BIN_EXE_terrace-node"));
-    taken.current_dir(&folder.0).env_clear();
-    taken.args([
-        "--listen",
-        &at,
-        "--metrics",
-        "off",
-        "--data",
-        "other",
-        "--nvme",
-        "0",
-    ]);
-    let output = taken.args(["--dram", "64MiB"]).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{text}");
+    let text = refused(&["--listen", &at, "--data", "other", "--nvme", "0"]);
     assert!(text.contains(&at) && text.contains("taken"), "{text}");
 }

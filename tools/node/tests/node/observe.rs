@@ -1,23 +1,16 @@
 //! What a node shows of itself, against what the documents say of it.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../../../transport/server/tests/plain/mod.rs"]
-mod plain;
-mod started;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use plain::{PlainClient, value};
 use serde_json::Value;
-use started::{Folder, Node};
 use terrace_wire::{Options, Verb};
 
-const METRICS: &str = include_str!("../../../docs/metrics.md");
-const DASHBOARD: &str = include_str!("../../../docs/grafana/terrace.json");
-const ALERTS: &str = include_str!("../../../docs/alerts.yml");
+use crate::plain::{PlainClient, value};
+use crate::started::{Folder, Node};
+
+const METRICS: &str = include_str!("../../../../docs/metrics.md");
+const DASHBOARD: &str = include_str!("../../../../docs/grafana/terrace.json");
+const ALERTS: &str = include_str!("../../../../docs/alerts.yml");
 
 /// A metric's type and its labels.
 type Shape = (String, String);
@@ -83,7 +76,7 @@ fn used(text: &str) -> BTreeSet<&str> {
 }
 
 fn node(folder: &Folder, flags: &[&str]) -> Node {
-    let mut all = vec!["--nvme", "256MiB", "--data", "store"];
+    let mut all = vec!["--nvme", "256MiB", "--data", "store", "--shards", "1"];
     all.extend(flags);
     Node::start(&folder.0, &all)
 }
@@ -133,8 +126,7 @@ fn counters_begin_anew_after_a_restart() {
         client.put(&[(key, &value(1, 10_000))], Options::DURABLE);
     }
     assert_eq!(first.metric("terrace_puts_stored_total"), 3);
-    first.child.kill().unwrap();
-    first.child.wait().unwrap();
+    first.process.kill();
     let node = node(&folder, &[]);
     assert_eq!(node.metric("terrace_puts_stored_total"), 0);
     assert_eq!(node.metric("terrace_recovered_blocks"), 3);
@@ -155,7 +147,7 @@ fn counters_begin_anew_after_a_restart() {
 #[test]
 fn slow_requests_are_told_and_logged() {
     let folder = Folder::new("slow");
-    let mut node = node(&folder, &["--slow-ms", "1", "--log-format", "json"]);
+    let node = node(&folder, &["--slow-ms", "1", "--log-format", "json"]);
     let mut client = PlainClient::connect(node.address, None, "m");
     client.put(&[(b"k", &value(1, 10_000))], Options::DURABLE);
     client.of_keys(Verb::Exists, &[b"k"]);
@@ -176,9 +168,7 @@ fn slow_requests_are_told_and_logged() {
             .contains("\"slow_ms\":1,\"log_format\":\"json\"")
     );
 
-    let pid = Pid::from_raw(i32::try_from(node.child.id()).unwrap());
-    kill(pid, Signal::SIGTERM).unwrap();
-    assert_eq!(node.child.wait().unwrap().code(), Some(0));
+    node.end();
     let log = std::fs::read_to_string(folder.0.join("log")).unwrap();
     let lines = log.lines().map(|line| serde_json::from_str(line).unwrap());
     let lines: Vec<Value> = lines.collect();

@@ -1,36 +1,11 @@
 //! What the node says of wrong settings: exit code 2, and at most three lines that name what is
 //! wrong.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+use std::path::Path;
+use std::process::Output;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-mod certificates;
-
-use certificates::{Files, expired};
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("terrace-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn node(folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace-node"));
-    command.current_dir(folder).env_clear();
-    command
-}
+use crate::certificates::{Files, expired};
+use crate::started::{Folder, program};
 
 fn told(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -111,7 +86,7 @@ fn wrong_files_are_refused_by_field_value_and_limit() {
     let path = folder.0.join("node.toml");
     for (text, words) in WRONG_FILES {
         std::fs::write(&path, text).unwrap();
-        let output = node(&folder.0)
+        let output = program(&folder.0)
             .args(["--check", "--config"])
             .arg(&path)
             .output();
@@ -131,7 +106,11 @@ fn wrong_flags_and_variables_are_refused() {
         (&["surplus"], &["surplus"]),
     ];
     for (flags, words) in flags {
-        let output = node(&folder.0).arg("--check").args(flags).output().unwrap();
+        let output = program(&folder.0)
+            .arg("--check")
+            .args(flags)
+            .output()
+            .unwrap();
         assert_refused(&format!("{flags:?}"), &output, words);
     }
     for (name, value, words) in [
@@ -141,7 +120,7 @@ fn wrong_flags_and_variables_are_refused() {
         ("TERRACE_DRAM", "2 stones", &["dram", "stones"]),
         ("TERRACE_INSECURE", "maybe", &["insecure", "maybe"]),
     ] {
-        let output = node(&folder.0).arg("--check").env(name, value).output();
+        let output = program(&folder.0).arg("--check").env(name, value).output();
         assert_refused(name, &output.unwrap(), words);
     }
 }
@@ -223,7 +202,7 @@ fn wrong_files_of_tls_are_refused() {
     for (flags, words) in WRONG_TLS {
         for check in [&["--check"][..], &[]] {
             let flags = check.iter().copied().chain(flags.split(' '));
-            let output = node(&files.0).args(flags.clone()).output().unwrap();
+            let output = program(&files.0).args(flags.clone()).output().unwrap();
             assert_refused(&format!("{:?}", flags.collect::<Vec<_>>()), &output, words);
         }
     }
@@ -241,7 +220,7 @@ fn only_certificates_of_clients_open_the_node_to_others() {
         "node.pem",
     ];
     let check = |more: &[&str]| {
-        let mut command = node(&files.0);
+        let mut command = program(&files.0);
         command.args(tls).args(["--tls-key", "node.key"]).args(more);
         command.output().unwrap()
     };
@@ -266,7 +245,7 @@ fn sources_are_taken_by_strength() {
         "dram = \"64MiB\"\nsilence = 7\ndrain = 7\nnvme = \"0\"",
     )
     .unwrap();
-    let output = node(&folder.0)
+    let output = program(&folder.0)
         .args(["--check", "--drain", "9", "--config"])
         .arg(&path)
         .env("TERRACE_SILENCE", "8")
@@ -289,7 +268,7 @@ fn file_that_is_there_keeps_its_length_without_settings() {
     std::fs::create_dir_all(&data).unwrap();
     let file = std::fs::File::create(data.join("blocks.nvme")).unwrap();
     file.set_len(257 << 20).unwrap();
-    let output = node(&folder.0).arg("--check").output().unwrap();
+    let output = program(&folder.0).arg("--check").output().unwrap();
     assert!(output.status.success(), "{}", told(&output));
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(shown.contains("\nnvme = 269484032\n"), "{shown}");
@@ -300,7 +279,7 @@ fn file_that_is_there_keeps_its_length_without_settings() {
 #[test]
 fn variables_of_others_are_passed_over() {
     let folder = Folder::new("variables");
-    let output = node(&folder.0)
+    let output = program(&folder.0)
         .arg("--check")
         .envs([
             ("TERRACE_SERVICE_HOST", "10.0.0.1"),
@@ -322,7 +301,7 @@ fn variables_of_others_are_passed_over() {
         .unwrap();
     assert!(output.status.success(), "{}", told(&output));
     for name in ["TERRACE_PORTS", "TERRACE_SERVICES"] {
-        let output = node(&folder.0).arg("--check").env(name, "1").output();
+        let output = program(&folder.0).arg("--check").env(name, "1").output();
         assert_refused(name, &output.unwrap(), &[name]);
     }
 }
@@ -330,7 +309,7 @@ fn variables_of_others_are_passed_over() {
 #[test]
 fn node_without_settings_checks_out() {
     let folder = Folder::new("bare");
-    let output = node(&folder.0).arg("--check").output().unwrap();
+    let output = program(&folder.0).arg("--check").output().unwrap();
     assert!(output.status.success(), "{}", told(&output));
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(shown.contains("listen = \"127.0.0.1:7440\""), "{shown}");
@@ -346,7 +325,7 @@ fn node_without_settings_checks_out() {
 }
 
 fn table_of_settings(folder: &Path) -> String {
-    let output = node(folder).arg("--help-config").output().unwrap();
+    let output = program(folder).arg("--help-config").output().unwrap();
     assert!(output.status.success(), "{}", told(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
@@ -355,7 +334,7 @@ fn table_of_settings(folder: &Path) -> String {
 #[test]
 fn document_has_the_table_of_settings() {
     let folder = Folder::new("table");
-    let document = include_str!("../../../docs/node.md");
+    let document = include_str!("../../../../docs/node.md");
     let section = document.split("## Settings").nth(1).unwrap();
     let section = section.split("## ").next().unwrap();
     let rows: Vec<&str> = section

@@ -2,63 +2,21 @@
 //! why. Method: nodes as processes of their own, certificates of a CA made for the test, the client's
 //! library and bare sockets.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![forbid(unsafe_code)]
-
-mod certificates;
-
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use certificates::{Authority, Files, Issued, expired};
 use terrace_client::blocking::{Client, Namespace};
 use terrace_client::{CallOptions, Cause, ClientConfig, Error, PutItem, TlsFault, TlsOptions};
 use terrace_types::{Hint, Lookup, PutOutcome};
 
-struct Node {
-    child: Child,
-    address: String,
-    // Kept open, so that the node can write to it.
-    _output: BufReader<ChildStdout>,
-}
+use crate::certificates::{Authority, Files, Issued, expired};
+use crate::started::Node;
 
-impl Node {
-    /// A node of two shards with these flags more.
-    fn start(files: &Files, flags: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_terrace-node"))
-            .current_dir(&files.0)
-            .env_clear()
-            .args(["--listen", "127.0.0.1:0", "--metrics", "off"])
-            .args(["--dram", "256MiB", "--shards", "2", "--hugepages", "off"])
-            .args(["--nvme", "0"])
-            .args(flags)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut all = String::new();
-        while !all.ends_with("\nready\n") {
-            let count = output.read_line(&mut all).unwrap();
-            assert!(count > 0, "the node ended before it was ready: {all}");
-        }
-        let address = all.split(" on ").nth(1).unwrap();
-        let address = address.split(',').next().unwrap().to_owned();
-        Self {
-            child,
-            address,
-            _output: output,
-        }
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A node with these flags more.
+fn start(files: &Files, flags: &[&str]) -> Node {
+    let own = ["--nvme", "0", "--dram", "256MiB"];
+    Node::start(&files.0, &[&own, flags].concat())
 }
 
 const TLS: [&str; 4] = ["--tls-cert", "node.pem", "--tls-key", "node.key"];
@@ -67,8 +25,8 @@ fn with_tls(more: &[&'static str]) -> Vec<&'static str> {
     TLS.iter().chain(more).copied().collect()
 }
 
-fn config(address: &str, tls: TlsOptions) -> ClientConfig {
-    ClientConfig::new(address).tls(tls)
+fn config(address: SocketAddr, tls: TlsOptions) -> ClientConfig {
+    ClientConfig::new(&address.to_string()).tls(tls)
 }
 
 fn trusting(authority: &Authority) -> TlsOptions {
@@ -102,9 +60,9 @@ fn value(seed: u8, len: usize) -> Vec<u8> {
 #[test]
 fn blocks_go_over_tls_and_come_back() {
     let (files, authority) = Files::of_node("tls-blocks");
-    let node = Node::start(&files, &with_tls(&["--tls-client-ca", "ca.pem"]));
+    let node = start(&files, &with_tls(&["--tls-client-ca", "ca.pem"]));
     let own = authority.issue(|_| {});
-    let blocks = connect(config(&node.address, showing(&authority, &own))).unwrap();
+    let blocks = connect(config(node.address, showing(&authority, &own))).unwrap();
     let options = CallOptions::within(Duration::from_secs(60));
     for (seed, len) in [1, 4096, 16_384, 65_537, 1 << 20, 40_000_001]
         .into_iter()
@@ -148,7 +106,7 @@ fn blocks_go_over_tls_and_come_back() {
 #[test]
 fn client_without_a_certificate_of_the_ca_is_refused_by_name() {
     let (files, authority) = Files::of_node("tls-refused");
-    let node = Node::start(&files, &with_tls(&["--tls-client-ca", "ca.pem"]));
+    let node = start(&files, &with_tls(&["--tls-client-ca", "ca.pem"]));
     let (other, own) = (Authority::new(), authority.issue(|_| {}));
     let refusals = [
         (trusting(&authority), "asks for a certificate"),
@@ -158,41 +116,41 @@ fn client_without_a_certificate_of_the_ca_is_refused_by_name() {
         ),
     ];
     for (options, words) in refusals {
-        let fault = refused(config(&node.address, options));
+        let fault = refused(config(node.address, options));
         assert!(matches!(fault, TlsFault::Refused { .. }), "{fault}");
         assert!(fault.to_string().contains(words), "{fault}");
     }
     // One that expired does not leave the client.
     let old = authority.issue(expired);
-    let error = connect(config(&node.address, showing(&authority, &old))).unwrap_err();
+    let error = connect(config(node.address, showing(&authority, &old))).unwrap_err();
     assert!(error.to_string().contains("expired"), "{error}");
     assert!(matches!(error.cause(), Cause::Argument { .. }));
     // Others are served meanwhile.
-    assert!(connect(config(&node.address, showing(&authority, &own))).is_ok());
+    assert!(connect(config(node.address, showing(&authority, &own))).is_ok());
 }
 
 #[test]
 fn client_refuses_nodes_that_are_not_whom_it_trusts() {
     let (files, authority) = Files::of_node("tls-untrusted");
-    let node = Node::start(&files, &TLS);
+    let node = start(&files, &TLS);
     let other = Authority::new();
-    let fault = refused(config(&node.address, trusting(&other)));
+    let fault = refused(config(node.address, trusting(&other)));
     assert_eq!(fault, TlsFault::Untrusted);
     let wrong = trusting(&authority).server_name("elsewhere.example");
-    let fault = refused(config(&node.address, wrong));
+    let fault = refused(config(node.address, wrong));
     assert!(matches!(&fault, TlsFault::WrongName { .. }), "{fault}");
     assert!(fault.to_string().contains("elsewhere.example"), "{fault}");
     assert!(fault.to_string().contains("node.example"), "{fault}");
     let right = trusting(&authority).server_name("node.example");
-    assert!(connect(config(&node.address, right)).is_ok());
+    assert!(connect(config(node.address, right)).is_ok());
 }
 
 #[test]
 fn token_is_asked_for_over_tls_too() {
     let (files, authority) = Files::of_node("tls-token");
     files.write("token", "a token of some length\n");
-    let node = Node::start(&files, &with_tls(&["--token-file", "token"]));
-    let bare = config(&node.address, trusting(&authority));
+    let node = start(&files, &with_tls(&["--token-file", "token"]));
+    let bare = config(node.address, trusting(&authority));
     let error = connect(bare.clone()).unwrap_err();
     assert!(matches!(error.cause(), Cause::Rejected { .. }), "{error}");
     assert!(connect(bare.token(b"a token of some length")).is_ok());
@@ -201,20 +159,18 @@ fn token_is_asked_for_over_tls_too() {
 #[test]
 fn sides_that_do_not_both_speak_tls_say_so() {
     let (files, authority) = Files::of_node("tls-sides");
-    let secure = Node::start(&files, &TLS);
+    let secure = start(&files, &TLS);
     files.write("token", "a token of some length\n");
-    let fault = refused(ClientConfig::new(&secure.address).token(b"a token of some length"));
+    let fault =
+        refused(ClientConfig::new(&secure.address.to_string()).token(b"a token of some length"));
     assert_eq!(fault, TlsFault::TlsOnly);
     drop(secure);
-    let plain = Node::start(&files, &["--data", "plain"]);
-    let fault = refused(config(&plain.address, trusting(&authority)));
+    let plain = start(&files, &["--data", "plain"]);
+    let fault = refused(config(plain.address, trusting(&authority)));
     assert_eq!(fault, TlsFault::NotTls);
     // A node that says nothing is bounded by the time for a connect.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut late = config(
-        &mute.local_addr().unwrap().to_string(),
-        trusting(&authority),
-    );
+    let mut late = config(mute.local_addr().unwrap(), trusting(&authority));
     late.connect_timeout = Duration::from_millis(50);
     late.attempts = 1;
     let error = connect(late).unwrap_err();
@@ -229,8 +185,8 @@ fn sides_that_do_not_both_speak_tls_say_so() {
 #[test]
 fn random_bytes_in_the_handshake_end_their_connection_only() {
     let (files, authority) = Files::of_node("tls-random");
-    let node = Node::start(&files, &TLS);
-    let blocks = connect(config(&node.address, trusting(&authority))).unwrap();
+    let node = start(&files, &TLS);
+    let blocks = connect(config(node.address, trusting(&authority))).unwrap();
     let options = CallOptions::default();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..60_usize {
@@ -250,7 +206,7 @@ fn random_bytes_in_the_handshake_end_their_connection_only() {
             // A hello whose length fits.
             bytes[5..9].copy_from_slice(&[1, 0, 1, (round * 4) as u8]);
         }
-        let mut socket = TcpStream::connect(&node.address).unwrap();
+        let mut socket = TcpStream::connect(node.address).unwrap();
         // The node may be done with it before all is written.
         let _ = socket.write_all(&bytes);
         let _ = socket.shutdown(std::net::Shutdown::Write);

@@ -8,8 +8,9 @@ use std::net::TcpStream;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use terrace_client::CallOptions;
 
-use crate::hostile::{greeting, read_frame};
-use crate::process::{Folder, Node, free_address, number_of, value};
+use super::hostile::{greeting, read_frame};
+use super::process::{number_of, value};
+use crate::started::{Folder, Node};
 
 /// What an idle connection may cost the node, in bytes. It has no buffers of its own while it is idle.
 const COST_MAX: u64 = 32 << 10;
@@ -43,7 +44,7 @@ fn idle_connections_cost_little_and_others_are_served() {
     );
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(needed), hard).unwrap();
     let folder = Folder::new("live-crowd");
-    let node = Node::start(&folder, &free_address(), &["--nvme", "0"]);
+    let node = Node::start(&folder.0, &["--nvme", "0"]);
     let blocks = node.blocks();
     let plain = CallOptions::default();
     let sent = value(1, 100_000);

@@ -17,7 +17,8 @@ use terrace_wire::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::process::{Folder, Node, Random, Stop, free_address, now, number_of, value};
+use super::process::{Random, Stop, now, number_of, value};
+use crate::started::{Folder, Node};
 
 const ATTACKERS: u64 = 2;
 /// Connections of each attacker in each half of a run of CI.
@@ -240,7 +241,7 @@ fn honest(blocks: &Namespace, stop: &AtomicBool, calls: &AtomicU64) {
 #[test]
 fn strange_bytes_at_a_live_port_do_no_harm() {
     let folder = Folder::new("live-hostile");
-    let node = Node::start(&folder, &free_address(), &["--nvme", "256MiB"]);
+    let node = Node::start(&folder.0, &["--nvme", "256MiB"]);
     let blocks = node.blocks();
     let span = number_of("TERRACE_FUZZ_SECONDS").map(Duration::from_secs);
     let (stop, calls) = (AtomicBool::new(false), AtomicU64::new(0));

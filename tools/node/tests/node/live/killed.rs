@@ -11,7 +11,8 @@ use terrace_client::CallOptions;
 use terrace_client::blocking::Namespace;
 use terrace_types::{Lookup, PutOutcome};
 
-use crate::process::{Folder, Node, Stop, blocks_at, free_address, is_of_outage, number_of, value};
+use super::process::{Stop, is_of_outage, number_of, value};
+use crate::started::{Folder, Node, blocks_at, free_address};
 
 const THREADS: u64 = 4;
 /// Puts that are acknowledged between one kill and the next.
@@ -96,8 +97,8 @@ fn verify(blocks: &Namespace, known: &Known) -> usize {
 fn node_killed_under_load_serves_what_was_durable_to_the_same_clients() {
     let folder = Folder::new("live-killed");
     let address = free_address();
-    let flags = ["--nvme", "512MiB"];
-    let mut node = Node::start(&folder, &address, &flags);
+    let flags = ["--listen", &address, "--nvme", "512MiB"];
+    let mut node = Node::start(&folder.0, &flags);
     let clients = [blocks_at(&address), blocks_at(&address)];
     let known = Known::default();
     let kills = number_of("TERRACE_KILLS").unwrap_or(3);
@@ -115,7 +116,7 @@ fn node_killed_under_load_serves_what_was_durable_to_the_same_clients() {
         for kill in 0..kills {
             heard.iter().take(PUTS).for_each(|_| ());
             node.process.kill();
-            node = Node::start(&folder, &address, &flags);
+            node = Node::start(&folder.0, &flags);
             let count = verify(&node.blocks(), &known);
             assert!(count >= PUTS, "{count} blocks");
             if kill % ROUNDS_KEPT == ROUNDS_KEPT - 1 {

@@ -11,7 +11,8 @@ use terrace_client::CallOptions;
 use terrace_client::blocking::Namespace;
 use terrace_types::PutOutcome;
 
-use crate::process::{Folder, Node, blocks_at, is_of_outage, now, outage, value};
+use super::process::{is_of_outage, now, outage, value};
+use crate::started::{Folder, Node, blocks_at};
 
 const ADDRESS: &str = "10.231.7.1:7440";
 const DEADLINE: Duration = Duration::from_millis(500);
@@ -141,8 +142,8 @@ fn link_that_goes_down_and_up_costs_bounded_errors() {
         .args(["netns", "exec", &pair.node])
         .arg(env!("CARGO_BIN_EXE_terrace-node"))
         .stdin(Stdio::null());
-    let flags = ["--nvme", "0", "--insecure"];
-    let node = Node::start_by(command, &folder, ADDRESS, &flags);
+    let flags = ["--listen", ADDRESS, "--nvme", "0", "--insecure"];
+    let node = Node::start_by(command, &folder.0, &flags);
     std::thread::scope(|scope| {
         let client = scope.spawn(|| run_client(&pair));
         client.join().unwrap();

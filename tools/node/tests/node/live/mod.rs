@@ -4,9 +4,6 @@
 //! `TERRACE_FUZZ_SECONDS` and `TERRACE_IDLE_CONNECTIONS` make it as long as it takes. What was
 //! measured is printed.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![forbid(unsafe_code)]
-
 mod crowd;
 mod hostile;
 mod killed;

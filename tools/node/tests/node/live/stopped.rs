@@ -10,9 +10,8 @@ use terrace_client::blocking::Namespace;
 use terrace_client::{CallOptions, Cause};
 use terrace_types::{Lookup, PutOutcome};
 
-use crate::process::{
-    Folder, Node, Process, blocks_at, child_of, free_address, now, outage, value,
-};
+use super::process::{child_of, now, outage, value};
+use crate::started::{Folder, Node, Process, blocks_at};
 
 const DEADLINE: Duration = Duration::from_millis(300);
 const THREADS: u64 = 4;
@@ -48,7 +47,7 @@ fn calls_that_time_out(blocks: &Namespace, thread: u64, span: Duration) -> (u64,
 #[test]
 fn node_stopped_under_calls_ends_them_at_their_deadlines_and_goes_on() {
     let folder = Folder::new("live-stopped");
-    let node = Node::start(&folder, &free_address(), &["--nvme", "0"]);
+    let node = Node::start(&folder.0, &["--nvme", "0"]);
     let blocks = node.blocks();
     let plain = CallOptions::default();
     for thread in 0..THREADS {
@@ -115,7 +114,7 @@ fn client_of_its_own() {
 
 /// A client that is stopped while replies are on their way to it.
 fn stopped_client(node: &Node) -> (Process, BufReader<ChildStdout>) {
-    let test = "stopped::client_of_its_own";
+    let test = "live::stopped::client_of_its_own";
     let (client, mut output) = child_of(test, CHILD, &node.address.to_string());
     let (mut line, mut count) = (String::new(), 0);
     while count < 16 {
@@ -156,7 +155,7 @@ const ROUNDS: usize = 7;
 #[test]
 fn client_stopped_in_its_gets_does_not_slow_others() {
     let folder = Folder::new("live-client-stopped");
-    let node = Node::start(&folder, &free_address(), &["--nvme", "0"]);
+    let node = Node::start(&folder.0, &["--nvme", "0"]);
     let blocks = node.blocks();
     let plain = CallOptions::default();
     blocks.put(b"large", &value(9, LARGE_LEN), &plain).unwrap();
