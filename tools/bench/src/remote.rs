@@ -4,13 +4,13 @@
 //! block: a node that is started again meanwhile costs failures and not the run.
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
-use hdrhistogram::Histogram;
 use terrace_client::{
-    Announced, CallOptions, Cause, Client, ClientConfig, ClientStats, Error, Namespace,
+    Announced, CallOptions, Cause, Client, ClientConfig, ClientStats, Error, Namespace, TlsFiles,
+    TlsOptions, read_token,
 };
 use terrace_engine::{EngineStats, Lookup, PutOutcome, Tier, block_on, hugepages};
 use terrace_sim::trace::{Trace, TraceRequest};
@@ -19,14 +19,11 @@ use terrace_types::{NamespaceName, limits::BLOCK_LEN_MAX};
 use crate::chain::{self, ChainOptions, Link, PREFETCH_DEADLINE};
 use crate::pace::{Pace, Speed, drive};
 use crate::payload;
-use crate::replay::{self, IODEPTH_MAX, ReplayOutcome, cpu_time, nanos, now, record};
+use crate::replay::{self, IODEPTH_MAX, ReplayOutcome, add_up, cpu_time, nanos, now, record};
 use crate::sim::flag;
 
 /// Most threads: each has a client of its own.
 const THREADS_MAX: usize = 256;
-
-/// Longest token, as the protocol has it.
-const TOKEN_LEN_MAX: usize = 1024;
 
 /// Flags that only an engine of this process takes, as the parser knows them.
 const ENGINE_ONLY: [&str; 13] = [
@@ -45,7 +42,15 @@ const ENGINE_ONLY: [&str; 13] = [
     "scratch",
 ];
 
-const REMOTE_ONLY: [&str; 3] = ["namespace", "token_file", "threads"];
+const REMOTE_ONLY: [&str; 7] = [
+    "namespace",
+    "token_file",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "tls_name",
+    "threads",
+];
 
 /// The first flag given that only an engine of this process takes, as users write it.
 pub fn engine_flag(is_given: impl Fn(&str) -> bool) -> Option<String> {
@@ -69,6 +74,20 @@ pub struct RemoteArgs {
     /// File whose first line the node is shown.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// PEM file of the CAs that the node's certificate may come from: the node is spoken to by TLS
+    /// [default: $TERRACE_CLIENT_TLS_CA].
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// PEM file of the certificate to show to the node [default: $TERRACE_CLIENT_TLS_CERT].
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// PEM file of that certificate's private key [default: $TERRACE_CLIENT_TLS_KEY].
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Host name or address that the node's certificate is for [default: $TERRACE_CLIENT_TLS_NAME,
+    /// else the host of the address].
+    #[arg(long, value_name = "NAME")]
+    pub tls_name: Option<String>,
     /// Threads, each with connections of its own. They take requests in turn, and share --iodepth.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: usize,
@@ -83,6 +102,8 @@ pub struct RemoteOptions {
     pub namespace: Option<String>,
     /// What the node is shown; empty for nothing.
     pub token: Vec<u8>,
+    /// TLS to the node; `None` for none.
+    pub tls: Option<TlsOptions>,
     /// Threads, each with a client.
     pub threads: usize,
     /// What is done with a chain before it is read.
@@ -103,13 +124,23 @@ impl RemoteOptions {
     /// Those of the command's flags, the rest as the command's defaults are.
     ///
     /// # Errors
-    /// When the token's file is of no use.
+    /// When the file of the token or one of TLS is of no use.
     pub fn new(args: &RemoteArgs) -> anyhow::Result<Self> {
-        let token = args.token_file.as_deref().map(read_token).transpose()?;
+        let file = args.token_file.as_deref();
+        let token = file
+            .map(|path| read_token("--token-file", path))
+            .transpose()?;
+        let tls = TlsFiles {
+            ca: args.tls_ca.clone(),
+            cert: args.tls_cert.clone(),
+            key: args.tls_key.clone(),
+            name: args.tls_name.clone(),
+        };
         Ok(Self {
             address: args.remote.clone().unwrap_or_default(),
             namespace: args.namespace.clone(),
             token: token.unwrap_or_default(),
+            tls: tls.options()?,
             threads: args.threads,
             chain: ChainOptions::default(),
             durable: false,
@@ -151,20 +182,6 @@ impl RemoteOptions {
     }
 }
 
-/// The first line, as the node reads its own.
-fn read_token(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("read --token-file {}", path.display()))?;
-    let token = text.lines().next().unwrap_or_default().trim();
-    ensure!(
-        (1..=TOKEN_LEN_MAX).contains(&token.len()),
-        "--token-file {} has a first line of {} bytes; allowed is 1 to {TOKEN_LEN_MAX}",
-        path.display(),
-        token.len()
-    );
-    Ok(token.as_bytes().to_vec())
-}
-
 /// Calls that have no answer, by why.
 #[derive(Clone, Debug, Default)]
 pub struct Failures {
@@ -198,14 +215,18 @@ impl Failures {
         self.first.get_or_insert_with(|| error.to_string());
     }
 
-    fn add(&mut self, other: Self) {
-        self.unavailable += other.unavailable;
-        self.timed_out += other.timed_out;
-        self.connection_lost += other.connection_lost;
-        self.refused += other.refused;
-        self.corrupt += other.corrupt;
-        self.other += other.other;
-        self.first = self.first.take().or(other.first);
+    fn add(&mut self, part: Self) {
+        let Self {
+            unavailable,
+            timed_out,
+            connection_lost,
+            refused,
+            corrupt,
+            other,
+            first,
+        } = part;
+        add_up!(self; unavailable, timed_out, connection_lost, refused, corrupt, other);
+        self.first = self.first.take().or(first);
     }
 }
 
@@ -245,6 +266,7 @@ pub fn run(options: &RemoteOptions, trace: &Trace) -> anyhow::Result<RemoteOutco
     options.validate()?;
     let mut config = ClientConfig::new(&options.address).token(&options.token);
     config.name = "terrace-bench".to_owned();
+    config.tls = options.tls.clone();
     let clients: Vec<Client> = (0..options.threads)
         .map(|_| block_on(Client::connect(config.clone())))
         .collect::<Result<_, _>>()
@@ -273,11 +295,11 @@ pub fn run(options: &RemoteOptions, trace: &Trace) -> anyhow::Result<RemoteOutco
         shards: pongs.len(),
     };
     for tally in tallies? {
-        add(&mut outcome.replay, tally.outcome)?;
+        outcome.replay.add(tally.outcome)?;
         outcome.failures.add(tally.failures);
     }
     for client in &clients {
-        add_stats(&mut outcome.client, client.stats());
+        outcome.client.add(&client.stats());
     }
     let threads = u32::try_from(options.threads).unwrap_or(u32::MAX);
     let replay = &mut outcome.replay;
@@ -454,37 +476,4 @@ impl Player<'_> {
             PutOutcome::Busy => outcome.puts.busy += 1,
         }
     }
-}
-
-fn add(sum: &mut ReplayOutcome, part: ReplayOutcome) -> anyhow::Result<()> {
-    sum.requests += part.requests;
-    sum.accesses += part.accesses;
-    sum.dram_hits += part.dram_hits;
-    sum.nvme_hits += part.nvme_hits;
-    sum.misses += part.misses;
-    sum.unavailable += part.unavailable;
-    sum.verify_failures += part.verify_failures;
-    sum.puts.stored += part.puts.stored;
-    sum.puts.exists += part.puts.exists;
-    sum.puts.rejected += part.puts.rejected;
-    sum.puts.busy += part.puts.busy;
-    sum.client += part.client;
-    sum.bytes += part.bytes;
-    let histograms: [(&mut Histogram<u64>, _); 3] = [
-        (&mut sum.dram_ns, part.dram_ns),
-        (&mut sum.nvme_ns, part.nvme_ns),
-        (&mut sum.put_ns, part.put_ns),
-    ];
-    for (sum, part) in histograms {
-        sum.add(part).context("add up latencies")?;
-    }
-    Ok(())
-}
-
-fn add_stats(sum: &mut ClientStats, part: ClientStats) {
-    sum.connects += part.connects;
-    sum.connect_failures += part.connect_failures;
-    sum.retries += part.retries;
-    sum.timeouts += part.timeouts;
-    sum.corrupt += part.corrupt;
 }

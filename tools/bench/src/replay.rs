@@ -230,6 +230,12 @@ impl ReplayOptions {
     }
 }
 
+/// Adds fields of a part, each held by a variable of its name, to those of a sum.
+macro_rules! add_up {
+    ($sum:ident; $($field:ident),+) => { $($sum.$field += $field;)+ };
+}
+pub(crate) use add_up;
+
 /// What became of the puts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PutCounts {
@@ -281,6 +287,59 @@ pub struct ReplayOutcome {
     pub stats: EngineStats,
     /// What was left when the engine was closed.
     pub closed: Option<CloseReport>,
+}
+
+impl std::ops::AddAssign for PutCounts {
+    fn add_assign(&mut self, part: Self) {
+        let Self {
+            stored,
+            exists,
+            rejected,
+            busy,
+        } = part;
+        add_up!(self; stored, exists, rejected, busy);
+    }
+}
+
+impl ReplayOutcome {
+    /// Adds what another thread of the same replay came to; times, memory and the engine's own are of
+    /// all threads together, and left.
+    ///
+    /// # Errors
+    /// When latencies do not add up.
+    pub(crate) fn add(&mut self, part: Self) -> anyhow::Result<()> {
+        let Self {
+            requests,
+            accesses,
+            dram_hits,
+            nvme_hits,
+            misses,
+            unavailable,
+            verify_failures,
+            puts,
+            client,
+            bytes,
+            dram_ns,
+            nvme_ns,
+            put_ns,
+            elapsed: _,
+            cpu: _,
+            memory_bytes: _,
+            stats: _,
+            closed: _,
+        } = part;
+        add_up!(self; requests, accesses, dram_hits, nvme_hits, misses, unavailable);
+        add_up!(self; verify_failures, puts, client, bytes);
+        let histograms = [
+            (&mut self.dram_ns, dram_ns),
+            (&mut self.nvme_ns, nvme_ns),
+            (&mut self.put_ns, put_ns),
+        ];
+        for (sum, part) in histograms {
+            sum.add(part).context("add up latencies")?;
+        }
+        Ok(())
+    }
 }
 
 struct Tally {

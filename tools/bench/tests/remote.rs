@@ -7,7 +7,9 @@
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output, Stdio};
 
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use terrace_engine::{Engine, EngineConfig, HugepageMode, block_on};
+use terrace_server::tls::{NodePem, NodeTls};
 use terrace_server::{Server, ServerConfig};
 
 const TOKEN: &str = "a secret of some length";
@@ -88,6 +90,62 @@ fn trace_is_played_to_a_node_and_verified() {
         assert!(table.contains(words), "no `{words}` in {table}");
     }
     std::fs::remove_file(file).unwrap();
+}
+
+/// Aim: the flags of TLS are those of `terrace`, and a node that speaks TLS is replayed to by them.
+#[test]
+fn trace_is_played_over_tls() {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["node.example".to_owned()]).unwrap();
+    let certificate = params.signed_by(&key, &ca).unwrap().pem();
+    let (ca, key) = (ca.pem(), key.serialize_pem());
+    let tls = NodeTls::new(&NodePem {
+        certificate: certificate.as_bytes(),
+        key: key.as_bytes(),
+        client_ca: Some(ca.as_bytes()),
+    });
+    let config = ServerConfig {
+        tls: Some(tls.unwrap()),
+        ..ServerConfig::default()
+    };
+    let engine = engine();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start(&engine, listener, config).unwrap();
+    let file = |name: &str, text: &str| {
+        let name = format!("terrace-remote-tls-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let files = [
+        file("ca", &ca),
+        file("cert", &certificate),
+        file("key", &key),
+    ];
+    let [ca, cert, key] = &files;
+    let name = ["--tls-name", "node.example"];
+    let trust = ["--requests", "20", "--json", "--tls-ca", ca];
+    let show = ["--tls-cert", cert, "--tls-key", key];
+    let args = [&trust[..], &show, &name].concat();
+    let output = command(server.address(), &args).output().unwrap();
+    no_failures(&report(&output));
+    // The node asks for a certificate, and a key alone says nothing.
+    let cases = [
+        ([&trust[..], &name].concat(), "certificate"),
+        (vec!["--tls-key", key], "--tls-ca"),
+    ];
+    for (args, word) in cases {
+        let output = command(server.address(), &args).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(word), "no `{word}` in {text}");
+    }
+    for path in &files {
+        std::fs::remove_file(path).unwrap();
+    }
 }
 
 #[test]

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use terrace_engine::{EngineConfig, HugepageMode, NvmeConfig, Pinning};
 use terrace_server::ServerConfig;
+use terrace_wire::limits::TOKEN_LEN_MAX;
+use terrace_wire::token_of;
 
 use crate::log::LogFormat;
 use crate::machine;
@@ -23,8 +25,8 @@ const CONNECTIONS_MAX: usize = 1 << 19;
 const SECONDS_MAX: u64 = 24 * 3600;
 /// A request that takes longer is slow: more than a read of a device by far.
 const SLOW_MS: u64 = 100;
-/// Longest token, as the protocol has it.
-const TOKEN_LEN_MAX: usize = 1024;
+/// Shortest token: a shorter one is soon guessed.
+const TOKEN_LEN_MIN: usize = 8;
 
 impl Effective {
     /// The values in force, each checked by itself.
@@ -242,10 +244,10 @@ fn read_token(path: &Path) -> Result<Vec<u8>, SettingsError> {
         let limit = format!("a file that can be read ({error})");
         SettingsError::field("token_file", path.display(), limit)
     })?;
-    let token = text.lines().next().unwrap_or_default().trim();
-    if !(8..=TOKEN_LEN_MAX).contains(&token.len()) {
-        let limit = format!("a file whose first line has 8 to {TOKEN_LEN_MAX} bytes");
-        return Err(SettingsError::field("token_file", path.display(), limit));
-    }
-    Ok(token.as_bytes().to_vec())
+    let token = token_of(&text).filter(|token| token.len() >= TOKEN_LEN_MIN);
+    let token = token.ok_or_else(|| {
+        let limit = format!("a file whose first line has {TOKEN_LEN_MIN} to {TOKEN_LEN_MAX} bytes");
+        SettingsError::field("token_file", path.display(), limit)
+    })?;
+    Ok(token.to_vec())
 }

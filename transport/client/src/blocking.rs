@@ -10,7 +10,7 @@ use terrace_types::{Lookup, PutOutcome};
 use crate::wait::block_on;
 use crate::{
     Announced, BlockFacts, CallOptions, ClientConfig, ClientStats, Error, EventBatch, EventKind,
-    Lease, Listed, Part, PutItem, ShardPong, Target,
+    Lease, Listed, Part, PutItem, Region, RegisteredRegion, ShardPong, Target,
 };
 
 /// A client of one node, for code that waits. Clones share its connections, and may be used from any
@@ -25,6 +25,20 @@ pub struct Namespace(crate::Namespace);
 /// The blocks of a namespace, page after page.
 #[derive(Debug)]
 pub struct Listing(crate::Listing);
+
+/// What the begin of a streamed put came to, for code that waits.
+#[derive(Debug)]
+#[must_use]
+pub enum PutStart {
+    /// The node waits for the bytes.
+    Open(Box<PutStream>),
+    /// The node does not want them.
+    Done(PutOutcome),
+}
+
+/// A streamed put, for code that waits.
+#[derive(Debug)]
+pub struct PutStream(crate::PutStream);
 
 /// A subscription, for code that waits.
 #[derive(Debug)]
@@ -63,6 +77,14 @@ impl Client {
         block_on(self.0.ping(options))
     }
 
+    /// As [`crate::Client::register`].
+    ///
+    /// # Errors
+    /// As that.
+    pub fn register(&self, memory: &RegisteredRegion) -> Result<Region, Error> {
+        self.0.register(memory)
+    }
+
     /// What the client counted.
     #[must_use]
     pub fn stats(&self) -> ClientStats {
@@ -97,6 +119,8 @@ waiting! {
     put_batch(items: &[PutItem<'_>]) -> Vec<Result<PutOutcome, Error>>;
     upsert(key: &[u8], value: &[u8]) -> Result<PutOutcome, Error>;
     upsert_batch(items: &[PutItem<'_>]) -> Vec<Result<PutOutcome, Error>>;
+    put_from_region(key: &[u8], source: &Region) -> Result<PutOutcome, Error>;
+    get_into_region(key: &[u8], target: &Region) -> Result<Lookup<Part>, Error>;
     get(key: &[u8]) -> Result<Lookup<Vec<u8>>, Error>;
     get_into(key: &[u8], target: &mut [u8]) -> Result<Lookup<Part>, Error>;
     get_range(key: &[u8], offset: u32, target: &mut [u8]) -> Result<Lookup<Part>, Error>;
@@ -138,6 +162,49 @@ impl Namespace {
     /// As that.
     pub fn events(&self, kinds: &[EventKind], options: &CallOptions) -> Result<Events, Error> {
         block_on(self.0.events(kinds, options)).map(Events)
+    }
+}
+
+impl Namespace {
+    /// As [`crate::Namespace::put_stream`], and waits.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn put_stream(
+        &self,
+        key: &[u8],
+        len: u64,
+        options: &CallOptions,
+    ) -> Result<PutStart, Error> {
+        let start = block_on(self.0.put_stream(key, len, options))?;
+        Ok(match start {
+            crate::PutStart::Open(stream) => PutStart::Open(Box::new(PutStream(*stream))),
+            crate::PutStart::Done(outcome) => PutStart::Done(outcome),
+        })
+    }
+}
+
+impl PutStream {
+    /// As [`crate::PutStream::left`].
+    #[must_use]
+    pub const fn left(&self) -> u64 {
+        self.0.left()
+    }
+
+    /// As [`crate::PutStream::push`], and waits.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        block_on(self.0.push(bytes))
+    }
+
+    /// As [`crate::PutStream::finish`], and waits.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn finish(self) -> Result<PutOutcome, Error> {
+        block_on(self.0.finish())
     }
 }
 

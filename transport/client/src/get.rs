@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use terrace_slab::RegisteredRegion;
 use terrace_types::limits::BLOCK_LEN_MAX;
 use terrace_types::{BlockKey, Checksum, KeyHash, Lookup};
 use terrace_wire::{GetEntry, KeyStatus, Options, Reply, ValueRecord, Verb, part_seed, request};
@@ -15,6 +16,9 @@ use crate::keys::{found, in_order, split_keys};
 
 /// Most bytes between two looks at the checksum; what the CPU's cache still has.
 const PIECE_LEN: usize = 128 << 10;
+
+/// What registered memory is wiped with.
+static ZEROS: [u8; 4096] = [0; 4096];
 
 /// What was read of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +48,8 @@ enum Sink<'a> {
     Owned,
     /// The caller's.
     Parts(Vec<&'a mut [u8]>),
+    /// The caller's, registered.
+    Region(&'a RegisteredRegion),
 }
 
 struct Want<'a> {
@@ -145,6 +151,25 @@ impl Namespace {
                 sink: Sink::Parts(target.memory),
             };
             (target.key, want)
+        });
+        let results = self.get_all(entries.collect(), options).await;
+        let part = |lookup: Lookup<Got>| lookup.map(|got| got.part);
+        results.into_iter().map(|one| one.map(part)).collect()
+    }
+
+    /// Reads many blocks into registered memory; one result for each, in their order.
+    pub(crate) async fn get_regions(
+        &self,
+        targets: Vec<(&[u8], &RegisteredRegion)>,
+        options: &CallOptions,
+    ) -> Vec<Result<Lookup<Part>, Error>> {
+        let entries = targets.into_iter().map(|(key, region)| {
+            let want = Want {
+                offset: 0,
+                len: region.len().min(BLOCK_LEN_MAX as usize) as u32,
+                sink: Sink::Region(region),
+            };
+            (key, want)
         });
         let results = self.get_all(entries.collect(), options).await;
         let part = |lookup: Lookup<Got>| lookup.map(|got| got.part);
@@ -318,6 +343,7 @@ async fn take_value(
                 left -= count;
             }
         }
+        Sink::Region(region) => receive_region(call, region, len, &mut hash).await?,
     }
     let (expected, actual) = (record.checksum, Checksum(hash.digest()));
     //= docs/wire-protocol.md#WP-18
@@ -353,17 +379,50 @@ async fn receive_into(call: &mut Call, target: &mut [u8], hash: &mut Xxh3) -> Re
     Ok(())
 }
 
+/// As [`receive_into`], for the first `len` bytes of registered memory. They are copied out of a piece
+/// that was just hashed: others may write to the region meanwhile.
+async fn receive_region(
+    call: &mut Call,
+    region: &RegisteredRegion,
+    len: usize,
+    hash: &mut Xxh3,
+) -> Result<(), Failure> {
+    let mut piece = vec![0; len.min(PIECE_LEN)];
+    for start in (0..len).step_by(PIECE_LEN) {
+        let end = len.min(start + PIECE_LEN);
+        let piece = &mut piece[..end - start];
+        receive_into(call, piece, hash).await?;
+        copy_into(region, start, piece);
+    }
+    Ok(())
+}
+
+/// Copies bytes to a place in a region. It has them: no more was asked for than it takes.
+fn copy_into(region: &RegisteredRegion, start: usize, bytes: &[u8]) {
+    if let Ok(target) = region.slice(start..start + bytes.len()) {
+        target.copy_from(bytes);
+    }
+}
+
 impl Want<'_> {
     /// Wipes what was received: nobody is to take it for the block.
     fn wipe(&mut self, len: usize) {
-        let Sink::Parts(parts) = &mut self.sink else {
-            return;
-        };
-        let mut left = len;
-        for memory in parts {
-            let count = left.min(memory.len());
-            memory[..count].fill(0);
-            left -= count;
+        match &mut self.sink {
+            Sink::Owned => {}
+            Sink::Parts(parts) => {
+                let mut left = len;
+                for memory in parts {
+                    let count = left.min(memory.len());
+                    memory[..count].fill(0);
+                    left -= count;
+                }
+            }
+            Sink::Region(region) => {
+                for start in (0..len).step_by(ZEROS.len()) {
+                    let end = len.min(start + ZEROS.len());
+                    copy_into(region, start, &ZEROS[..end - start]);
+                }
+            }
         }
     }
 }

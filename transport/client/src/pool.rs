@@ -32,44 +32,45 @@ pub(crate) fn backoff(failures: u32) -> Duration {
     doubled.min(BACKOFF_MAX)
 }
 
-/// What a client counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientStats {
-    /// Connections made.
-    pub connects: u64,
-    /// Attempts to connect that failed.
-    pub connect_failures: u64,
-    /// Entries that were sent again.
-    pub retries: u64,
-    /// Entries that had no answer at their deadline.
-    pub timeouts: u64,
-    /// Values that came with bytes other than those that were put.
-    pub corrupt: u64,
+/// Declares the counters once: those that calls count up, what they come to, and the sum.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What a client counted.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct ClientStats { $($(#[$doc])* pub $name: u64,)* }
+
+        impl ClientStats {
+            /// Adds another client's.
+            pub const fn add(&mut self, other: &Self) { $(self.$name += other.$name;)* }
+        }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters { $(pub(crate) $name: AtomicU64,)* }
+
+        impl Counters {
+            pub(crate) fn read(&self) -> ClientStats {
+                ClientStats { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) connects: AtomicU64,
-    pub(crate) connect_failures: AtomicU64,
-    pub(crate) retries: AtomicU64,
-    pub(crate) timeouts: AtomicU64,
-    pub(crate) corrupt: AtomicU64,
+counters! {
+    /// Connections made.
+    connects,
+    /// Attempts to connect that failed.
+    connect_failures,
+    /// Entries that were sent again.
+    retries,
+    /// Entries that had no answer at their deadline.
+    timeouts,
+    /// Values that came with bytes other than those that were put.
+    corrupt,
 }
 
 impl Counters {
     pub(crate) fn add(counter: &AtomicU64, count: usize) {
         counter.fetch_add(count as u64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn read(&self) -> ClientStats {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        ClientStats {
-            connects: of(&self.connects),
-            connect_failures: of(&self.connect_failures),
-            retries: of(&self.retries),
-            timeouts: of(&self.timeouts),
-            corrupt: of(&self.corrupt),
-        }
     }
 }
 

@@ -382,3 +382,11 @@ impl<'a> Codec<'a> for Endpoint<'a> {
         writer.padded(self.host.as_bytes());
     }
 }
+/// The token that the text of a token's file has, the same for a node and its clients: its first line,
+/// without the white space around it. `None` unless that has 1 to 1024 bytes.
+#[must_use]
+pub fn token_of(text: &str) -> Option<&[u8]> {
+    let line = text.lines().next().unwrap_or_default().trim();
+    let token = Some(line.as_bytes());
+    token.filter(|token| (1..=TOKEN_LEN_MAX).contains(&token.len()))
+}

@@ -53,7 +53,7 @@ pub use control::{Credit, ErrorFrame, Goodbye, GoodbyeReason, OpenNamespace, Pon
 pub use entry::{AccessEntry, GetEntry, KeyEntry, LeaseId, PutEntry};
 pub use error::{ErrorCode, Limit, WireError};
 pub use frame::{FRAME_HEAD_LEN, Flags, FrameHead, FrameLimits, Partial};
-pub use hello::{ClientHello, Endpoint, NodeTerms, Security, ServerHello, Transport};
+pub use hello::{ClientHello, Endpoint, NodeTerms, Security, ServerHello, Transport, token_of};
 pub use record::{
     Descriptor, EventKind, EventRecord, Facts, LeaseRecord, ListedBlock, ValueRecord,
 };

@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use terrace_client::blocking::{Client, Namespace};
-use terrace_client::{CallOptions, Cause, ClientConfig, TlsFault};
+use terrace_client::{CallOptions, Cause, ClientConfig, FileError, TlsFault, read_token};
 
 use tls::TlsArgs;
 
@@ -31,9 +31,6 @@ pub const REJECTED: u8 = 4;
 
 /// Where a node listens unless it is told otherwise.
 const ADDRESS: &str = "127.0.0.1:7440";
-
-/// Longest token file in bytes; a longer file is another one.
-const TOKEN_FILE_MAX: u64 = 4096;
 
 /// Transfers from this length on show a progress bar, in bytes: about a second on a slow link.
 const PROGRESS_MIN: u64 = 16 << 20;
@@ -91,6 +88,12 @@ impl From<terrace_client::Error> for Stop {
     }
 }
 
+impl From<FileError> for Stop {
+    fn from(error: FileError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
 /// The exit code of a call without an answer.
 #[must_use]
 pub fn code_of(error: &terrace_client::Error) -> u8 {
@@ -128,7 +131,7 @@ impl NodeArgs {
         config.name = "terrace".to_owned();
         config.connect_timeout = deadline.min(Duration::from_secs(5));
         if let Some(path) = &self.token_file {
-            config.token = read_token(path)?;
+            config.token = read_token("--token-file", path)?;
         }
         config.tls = self.tls.options()?;
         let client = Client::new(config)?;
@@ -139,22 +142,6 @@ impl NodeArgs {
             options: CallOptions::default(),
         })
     }
-}
-
-fn read_token(path: &PathBuf) -> Result<Vec<u8>, Stop> {
-    let wrong = |why: String| Stop::usage(format!("--token-file {}: {why}", path.display()));
-    let meta = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
-    if !meta.is_file() || meta.len() > TOKEN_FILE_MAX {
-        let why = format!("not a file of at most {TOKEN_FILE_MAX} bytes");
-        return Err(wrong(why));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    // As the node reads its own.
-    let token = text.lines().next().unwrap_or_default().trim();
-    if token.is_empty() {
-        return Err(wrong("its first line is empty".to_owned()));
-    }
-    Ok(token.as_bytes().to_vec())
 }
 
 /// A bar for a transfer of `len` bytes; hidden when that is short, and where stderr is no terminal.

@@ -189,6 +189,13 @@ pub(crate) struct Call {
     is_done: bool,
 }
 
+impl Call {
+    /// The id of the request.
+    pub(crate) const fn id(&self) -> u64 {
+        self.id
+    }
+}
+
 impl Drop for Call {
     fn drop(&mut self) {
         let mut state = self.connection.state();

@@ -21,8 +21,11 @@ use super::{Connection, State};
 use crate::error::{Cause, Failure, Retry};
 
 /// What this client can: all that goes over TCP.
-const FEATURES: Features =
-    Features(Features::EVENTS.0 | Features::LEASES.0 | Features::LISTING.0 | Features::PINS.0);
+const FEATURES: Features = Features::STREAMED_PUTS
+    .with(Features::EVENTS)
+    .with(Features::LEASES)
+    .with(Features::LISTING)
+    .with(Features::PINS);
 
 /// The longest frame that it takes. Values are read to where they belong, so their limit is the
 /// protocol's own.

@@ -41,8 +41,8 @@ pub(crate) struct Switches {
     pub(crate) split: AtomicBool,
     /// Says that every key belongs to another shard.
     pub(crate) wrong_shard: AtomicBool,
-    /// Tells subscribers at the first shard of all events twice.
-    pub(crate) events_twice: AtomicBool,
+    /// Tells subscribers of all events again: twice at the first shard, once at the second.
+    pub(crate) events_again: AtomicBool,
 }
 
 /// What a node saw.
@@ -324,9 +324,10 @@ impl<'a> Session<'a> {
                 self.values(head, &entries)
             }
             Request::Events(..) => {
-                let is_twice = self.shard == 0 && self.node.switches.events_twice.load(SeqCst);
-                let frame = self.events(head.request_id);
-                vec![frame; if is_twice { 2 } else { 1 }]
+                let is_again = self.node.switches.events_again.load(SeqCst);
+                let count = if is_again { 3 - self.shard as usize } else { 1 };
+                // In one piece, so that they come together.
+                vec![self.events(head.request_id).repeat(count)]
             }
             request => vec![self.about_keys(head, request)],
         }
