@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo build --release -p terrace-node -p terrace-serve
-//! target/release/terrace-serve [--peers] [--rounds N] [--quick]
+//! target/release/terrace-serve [--peers] [--tls] [--rounds N] [--quick]
 //! ```
 //!
 //! For each length of blocks every peer is filled; then, round after round, every peer in turn runs
@@ -47,6 +47,9 @@ struct Cli {
     /// temporary one by pip and apt-get.
     #[arg(long)]
     peers: bool,
+    /// Also run a second node, whose clients come by TLS.
+    #[arg(long)]
+    tls: bool,
     /// Rounds; each runs every shape on every peer.
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -108,8 +111,12 @@ fn main() -> Result<()> {
 fn peers(cli: &Cli) -> Result<Vec<Box<dyn Peer>>> {
     let mut peers: Vec<Box<dyn Peer>> = vec![
         Box::new(bare::Bare::start(DRAM_LEN)?),
-        Box::new(node::Node::start(cli.node.as_deref(), DRAM_LEN)?),
+        Box::new(node::Node::start(cli.node.as_deref(), DRAM_LEN, false)?),
     ];
+    if cli.tls {
+        let node = node::Node::start(cli.node.as_deref(), DRAM_LEN, true)?;
+        peers.push(Box::new(node));
+    }
     if cli.peers {
         peers.push(Box::new(mooncake::Mooncake::start(DRAM_LEN)?));
         for is_verified in [true, false] {

@@ -1,12 +1,14 @@
 //! The node as a child, and the blocking client.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use terrace_client::blocking::{Client, Namespace};
-use terrace_client::{CallOptions, ClientConfig, Part, PutItem, Target};
+use terrace_client::{CallOptions, ClientConfig, Part, PutItem, Target, TlsOptions};
 use terrace_types::{Hint, Lookup};
 
 use crate::measure::{Buffers, CpuClocks, Sample, turn};
@@ -18,6 +20,7 @@ use crate::shape::Shape;
 const FILL_BATCH: u64 = 16;
 
 pub(crate) struct Node {
+    name: &'static str,
     blocks: Namespace,
     count: u64,
     clocks: CpuClocks,
@@ -26,7 +29,8 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn start(program: Option<&Path>, dram_len: u64) -> Result<Self> {
+    /// A node that speaks TLS or does not, and a client for it.
+    pub(crate) fn start(program: Option<&Path>, dram_len: u64, has_tls: bool) -> Result<Self> {
         let program = match program {
             Some(program) => program.to_owned(),
             None => std::env::current_exe()?.with_file_name("terrace-node"),
@@ -37,17 +41,26 @@ impl Node {
             program.display()
         );
         let listen = format!("127.0.0.1:{}", free_port()?);
-        let data = folder()?.join(format!("node-{}", std::process::id()));
+        let name = if has_tls { "terrace, TLS" } else { "terrace" };
+        let data = folder()?.join(format!("node-{}-{has_tls}", std::process::id()));
         let mut command = Command::new(program);
         command.args(["--metrics", "off", "--nvme", "0", "--listen", &listen]);
         command.arg("--dram").arg(format!("{}MiB", dram_len >> 20));
         command.arg("--data").arg(&data);
+        let mut config = ClientConfig::new(&listen);
+        if has_tls {
+            let [certificate, key] = write_certificate(&data)?;
+            command.arg("--tls-cert").arg(&certificate);
+            command.arg("--tls-key").arg(key);
+            let pem = std::fs::read(certificate).context("read the certificate")?;
+            config.tls = Some(TlsOptions::new(&pem));
+        }
         let mut node = Running::start(&mut command)?;
         node.line("ready")?;
-        let mut config = ClientConfig::new(&listen);
         config.connections_per_shard = 8;
         let client = Client::connect(config).context("connect to the node")?;
         Ok(Self {
+            name,
             blocks: client.namespace("serve")?,
             count: 0,
             clocks: CpuClocks::new(&[node.pid()])?,
@@ -55,6 +68,27 @@ impl Node {
             _node: node,
         })
     }
+}
+
+/// Files of a certificate for the loopback that is its own CA, and of its key, in a new folder.
+fn write_certificate(folder: &Path) -> Result<[PathBuf; 2]> {
+    let names = vec!["127.0.0.1".to_owned()];
+    let made = rcgen::generate_simple_self_signed(names).context("make a certificate")?;
+    std::fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+    let texts = [
+        ("node.pem", made.cert.pem()),
+        ("node.key", made.signing_key.serialize_pem()),
+    ];
+    let files = texts.map(|(name, text)| -> Result<PathBuf> {
+        let path = folder.join(name);
+        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        // The node takes no key that others may read.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600))
+            .with_context(|| format!("protect {}", path.display()))?;
+        Ok(path)
+    });
+    let [certificate, key] = files;
+    Ok([certificate?, key?])
 }
 
 impl Drop for Node {
@@ -66,7 +100,7 @@ impl Drop for Node {
 
 impl Peer for Node {
     fn name(&self) -> &'static str {
-        "terrace"
+        self.name
     }
 
     fn takes(&self, _: &Shape) -> bool {

@@ -4,6 +4,7 @@
 
 mod admin;
 mod effective;
+mod help;
 mod identity;
 mod log;
 mod machine;

@@ -6,6 +6,8 @@ use std::time::Duration;
 use terrace_engine::{DeviceGauges, EngineStats, Health, hugepages};
 use terrace_server::{EDGES_NS, Histogram, Latencies, ServerCounters, ServerReport};
 
+use crate::help::declare;
+
 /// What one look at engine and server found.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
@@ -130,7 +132,7 @@ fn gauges(stats: &EngineStats) -> Vec<Sample> {
     ];
     let counts = counts.into_iter();
     let mut all: Vec<Sample> = counts.map(|(name, of)| Sample::plain(name, of)).collect();
-    all.push(Sample::span("terrace_recovery_seconds", recovery.time));
+    all.push(Sample::span("terrace_some_seconds", recovery.time));
     all
 }
 
@@ -177,7 +179,7 @@ pub(crate) fn text(samples: &[Sample]) -> String {
                 true => "counter",
                 false => "gauge",
             };
-            let _ = writeln!(out, "# TYPE {} {kind}", sample.name);
+            declare(&mut out, &sample.name, kind);
             last = &sample.name;
         }
         let _ = write!(out, "{}", sample.name);
@@ -199,12 +201,12 @@ pub(crate) fn histograms(snapshot: &Snapshot) -> String {
     let latencies = snapshot.latencies();
     let mut out = String::new();
     let request = "terrace_server_request_seconds";
-    let _ = writeln!(out, "# TYPE {request} histogram");
+    declare(&mut out, request, "histogram");
     for (verb, histogram) in latencies.requests() {
         histogram_lines(&mut out, request, ("verb", verb), histogram);
     }
     let hop = "terrace_server_hop_seconds";
-    let _ = writeln!(out, "# TYPE {hop} histogram");
+    declare(&mut out, hop, "histogram");
     for (name, histogram) in latencies.hops() {
         histogram_lines(&mut out, hop, ("hop", name), histogram);
     }
@@ -254,8 +256,9 @@ mod tests {
             Sample::labelled("terrace_writes_total", "device", "a\"b\n", 2),
             Sample::labelled("terrace_writes_total", "device", "c", 3),
         ];
-        let expected = "# TYPE terrace_up gauge\nterrace_up 1\n\
-            # TYPE terrace_recovery_seconds gauge\nterrace_recovery_seconds 1.5\n\
+        let expected = "# HELP terrace_up 1: the process answers\n\
+            # TYPE terrace_up gauge\nterrace_up 1\n\
+            # TYPE terrace_some_seconds gauge\nterrace_some_seconds 1.5\n\
             # TYPE terrace_writes_total counter\n\
             terrace_writes_total{device=\"a\\\"b\\n\"} 2\n\
             terrace_writes_total{device=\"c\"} 3\n";

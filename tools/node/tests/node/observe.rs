@@ -20,12 +20,20 @@ fn shown(text: &str) -> BTreeMap<String, Shape> {
     let body = text.split("\r\n\r\n").nth(1).unwrap();
     let mut all: BTreeMap<String, Shape> = BTreeMap::new();
     let mut last = String::new();
+    let mut helped = String::new();
     for line in body.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, meaning) = help.split_once(' ').unwrap();
+            assert!(meaning.len() > 10, "{line}");
+            helped = name.to_owned();
+            continue;
+        }
         if let Some(declared) = line.strip_prefix("# TYPE ") {
             let (name, kind) = declared.split_once(' ').unwrap();
             last = name.to_owned();
             let before = all.insert(last.clone(), (kind.to_owned(), String::new()));
             assert!(before.is_none(), "{name} is declared twice");
+            assert_eq!(helped, name, "what it means stands before its type");
             continue;
         }
         let (named, number) = line.rsplit_once(' ').unwrap();

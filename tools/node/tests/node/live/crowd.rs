@@ -6,14 +6,19 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use terrace_client::CallOptions;
+use terrace_client::blocking::Client;
+use terrace_client::{CallOptions, ClientConfig, TlsOptions};
 
 use super::hostile::{greeting, read_frame};
 use super::process::{number_of, value};
+use crate::certificates::Files;
 use crate::started::{Folder, Node};
 
 /// What an idle connection may cost the node, in bytes. It has no buffers of its own while it is idle.
 const COST_MAX: u64 = 32 << 10;
+
+/// The same over TLS, whose session has records of its own besides.
+const TLS_COST_MAX: u64 = 160 << 10;
 
 /// Descriptors that the test needs beside those of connections.
 const DESCRIPTORS_BESIDE: u64 = 64;
@@ -33,9 +38,8 @@ fn idle_connection(node: &Node) -> TcpStream {
     socket
 }
 
-#[test]
-fn idle_connections_cost_little_and_others_are_served() {
-    let count = number_of("TERRACE_IDLE_CONNECTIONS").unwrap_or(400);
+/// Has so many descriptors allowed, and those of the test.
+fn allow_descriptors(count: u64) {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let needed = count + DESCRIPTORS_BESIDE;
     assert!(
@@ -43,6 +47,42 @@ fn idle_connections_cost_little_and_others_are_served() {
         "the limit on open files is {hard}, needed are {needed}"
     );
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(needed), hard).unwrap();
+}
+
+/// What a connection of a client that does nothing more costs a node that speaks TLS. A client makes
+/// it, and so the handshake is whole.
+#[test]
+fn idle_connections_over_tls_cost_bounded_memory() {
+    let count = number_of("TERRACE_IDLE_CONNECTIONS").unwrap_or(100);
+    // Clients have more descriptors than their socket.
+    allow_descriptors(count * 4);
+    let (files, authority) = Files::of_node("live-crowd-tls");
+    let flags = ["--tls-cert", "node.pem", "--tls-key", "node.key"];
+    let node = Node::start(&files.0, &[&flags[..], &["--nvme", "0"]].concat());
+    let tls = TlsOptions::new(authority.pem().as_bytes());
+    let config = ClientConfig::new(&node.address.to_string()).tls(tls);
+    let connect = || Client::connect(config.clone()).unwrap();
+    drop((0..16).map(|_| connect()).collect::<Vec<_>>());
+    node.until_metric("terrace_server_connections", 0);
+    let before = node.process.resident();
+    let crowd: Vec<_> = (0..count).map(|_| connect()).collect();
+    node.until_metric("terrace_server_connections", count);
+    let after = node.process.resident();
+    let cost = after.saturating_sub(before) / count;
+    eprintln!(
+        "{count} idle connections over TLS: {cost} bytes of the node's memory for each ({before} \
+         before, {after} after)"
+    );
+    assert!(cost <= TLS_COST_MAX, "{cost} bytes a connection");
+    drop(crowd);
+    node.until_metric("terrace_server_connections", 0);
+    node.end();
+}
+
+#[test]
+fn idle_connections_cost_little_and_others_are_served() {
+    let count = number_of("TERRACE_IDLE_CONNECTIONS").unwrap_or(400);
+    allow_descriptors(count);
     let folder = Folder::new("live-crowd");
     let node = Node::start(&folder.0, &["--nvme", "0"]);
     let blocks = node.blocks();
