@@ -132,7 +132,7 @@ fn gauges(stats: &EngineStats) -> Vec<Sample> {
     ];
     let counts = counts.into_iter();
     let mut all: Vec<Sample> = counts.map(|(name, of)| Sample::plain(name, of)).collect();
-    all.push(Sample::span("terrace_some_seconds", recovery.time));
+    all.push(Sample::span("terrace_recovery_seconds", recovery.time));
     all
 }
 
@@ -252,7 +252,7 @@ mod tests {
     fn text_has_one_type_for_each_name_and_escapes_labels() {
         let samples = [
             Sample::plain("terrace_up", 1),
-            Sample::span("terrace_recovery_seconds", Duration::from_millis(1500)),
+            Sample::span("terrace_some_seconds", Duration::from_millis(1500)),
             Sample::labelled("terrace_writes_total", "device", "a\"b\n", 2),
             Sample::labelled("terrace_writes_total", "device", "c", 3),
         ];
