@@ -55,7 +55,7 @@ fn allow_descriptors(count: u64) {
 fn idle_connections_over_tls_cost_bounded_memory() {
     let count = number_of("TERRACE_IDLE_CONNECTIONS").unwrap_or(100);
     // Clients have more descriptors than their socket.
-    allow_descriptors(count * 4);
+    allow_descriptors(count * 2);
     let (files, authority) = Files::of_node("live-crowd-tls");
     let flags = ["--tls-cert", "node.pem", "--tls-key", "node.key"];
     let node = Node::start(&files.0, &[&flags[..], &["--nvme", "0"]].concat());
