@@ -496,6 +496,31 @@ fn damaged_block_is_a_miss_and_stays_one() {
     });
 }
 
+/// Aim: memory that its callers dropped is let go, so a caller may register and drop more regions
+/// than a ring has places for, and what is still used stays.
+#[test]
+fn dropped_regions_leave_the_rings() {
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.matches("terrace-region").count()
+    };
+    let file = Scratch::new("regions");
+    let engine = Engine::open(config(4, &file, 64)).unwrap();
+    let region = || engine.register(RegisteredRegion::allocate(8192).unwrap());
+    let kept = region();
+    let slice = region().slice(0..4096).unwrap();
+    for _ in 0..600 {
+        drop(region());
+    }
+    // The last of them is taken note of with the next one at the latest.
+    let last = region();
+    block_on(engine.stats());
+    assert_eq!(mapped(), 3);
+    drop((kept, slice, last));
+    block_on(engine.close(CLOSE));
+    assert_eq!(mapped(), 0);
+}
+
 #[test]
 fn block_is_read_past_dram_into_caller_memory() {
     let file = Scratch::new("direct");

@@ -20,5 +20,5 @@ pub use block::{ArenaShared, PinnedBlock, Returned, SlotWriter, published_bytes}
 pub use classes::{ClassChoice, ClassIx, SizeClass, SizeClasses};
 pub use hugevec::{HugeVec, HugeVecError};
 pub use pool::{PoolStats, SlabPool, SlotIx};
-pub use region::{RegionError, RegisteredRegion, gather, scatter};
+pub use region::{RegionError, RegionKeeper, RegisteredRegion, gather, scatter};
 pub use runs::{PageRun, PageRuns};

@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -71,6 +71,32 @@ impl Drop for Mapping {
 pub struct RegisteredRegion {
     mapping: Arc<Mapping>,
     range: Range<usize>,
+    /// Counts the region, its clones and its slices, and not its keepers.
+    users: Arc<()>,
+}
+
+/// Keeps a region's memory mapped for who knows its address, such as a ring, and tells when nobody
+/// else has the region any more.
+pub struct RegionKeeper {
+    mapping: Arc<Mapping>,
+    range: Range<usize>,
+    users: Weak<()>,
+}
+
+impl RegionKeeper {
+    /// Whether the region, a clone or a slice of it exists.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.users.strong_count() > 0
+    }
+
+    /// The memory's first byte and length in bytes.
+    #[must_use]
+    pub fn memory(&self) -> (NonNull<u8>, usize) {
+        // SAFETY: `range` lies in the mapping by construction.
+        let address = unsafe { self.mapping.base.add(self.range.start) };
+        (address, self.range.len())
+    }
 }
 
 impl RegisteredRegion {
@@ -116,6 +142,7 @@ impl RegisteredRegion {
                 owner: None,
             }),
             range: 0..len,
+            users: Arc::default(),
         })
     }
 
@@ -143,6 +170,7 @@ impl RegisteredRegion {
         Ok(Self {
             mapping,
             range: 0..len,
+            users: Arc::default(),
         })
     }
 
@@ -163,7 +191,18 @@ impl RegisteredRegion {
         Ok(Self {
             mapping: Arc::clone(&self.mapping),
             range: start..start + range.len(),
+            users: Arc::clone(&self.users),
         })
+    }
+
+    /// What keeps the memory mapped without counting as a user of it.
+    #[must_use]
+    pub fn keeper(&self) -> RegionKeeper {
+        RegionKeeper {
+            mapping: Arc::clone(&self.mapping),
+            range: self.range.clone(),
+            users: Arc::downgrade(&self.users),
+        }
     }
 
     /// Length in bytes.

@@ -73,13 +73,14 @@ impl Engine {
     }
 
     /// Registers caller memory that blocks are read into with the rings of all shards. Do it
-    /// once and keep the region; it stays mapped until the engine has closed.
+    /// once and keep the region. The engine keeps it mapped for about a second after its last clone
+    /// and slice are gone.
     #[must_use]
     pub fn register(&self, memory: RegisteredRegion) -> RegisteredRegion {
         for sender in &self.inner.senders {
             let region = memory.clone();
             let job: Job = Box::new(move |shard| {
-                shard.register_region(region);
+                shard.register_region(&region);
                 None
             });
             // A shard that is gone reads nothing any more.

@@ -32,16 +32,29 @@ pub(crate) enum Direct {
 }
 
 impl Shard {
-    /// Takes note of memory that blocks are read into, and registers it with the rings.
-    pub(crate) fn register_region(&self, region: RegisteredRegion) {
+    /// Takes note of memory that blocks are read into, and registers it with the rings until its
+    /// last user is gone.
+    pub(crate) fn register_region(&self, region: &RegisteredRegion) {
+        self.forget_unused_regions();
         let io = self.io.borrow();
         for ring in io.iter().flat_map(crate::engine::ShardIo::rings) {
             if let Err(error) = ring.register_region(region.address(), region.len()) {
                 tracing::warn!(%error, "caller memory is pinned anew for each operation");
             }
         }
-        // Registered memory stays mapped as long as the rings know it.
-        self.regions.borrow_mut().push(region);
+        self.regions.borrow_mut().push(region.keeper());
+    }
+
+    /// Takes memory out of the rings that only they still know. An operation that is under way
+    /// counts as a user.
+    pub(super) fn forget_unused_regions(&self) {
+        let io = self.io.borrow();
+        let mut regions = self.regions.borrow_mut();
+        for region in regions.extract_if(.., |region| !region.is_used()) {
+            let (address, len) = region.memory();
+            let rings = io.iter().flat_map(crate::engine::ShardIo::rings);
+            rings.for_each(|ring| ring.forget_region(address, len));
+        }
     }
 
     /// Looks a block up; one that is not in DRAM is read into `region`, which is a multiple of

@@ -49,7 +49,7 @@ use std::task::Waker;
 use futures_util::FutureExt;
 use terrace_nvme::tier::{Location, NvmeTier, Phase};
 use terrace_runtime::{LocalFuture, MailboxSender, Runtime};
-use terrace_slab::{ArenaShared, RegisteredRegion, Returned, SlabPool, SlotIx};
+use terrace_slab::{ArenaShared, RegionKeeper, Returned, SlabPool, SlotIx};
 use terrace_types::limits::SLOT_ALIGN;
 use terrace_types::{BlockIx, Nanos, RejectReason, UnavailableReason};
 
@@ -202,7 +202,8 @@ pub struct Shard {
     tier: Option<Rc<NvmeTier>>,
     io: RefCell<Option<ShardIo>>,
     /// Caller memory that the rings know.
-    regions: RefCell<Vec<RegisteredRegion>>,
+    /// What the rings know of callers' memory.
+    regions: RefCell<Vec<RegionKeeper>>,
     recovery: Cell<RecoveryReport>,
     state: RefCell<State>,
     now: Cell<Nanos>,

@@ -125,6 +125,7 @@ async fn publish(shard: Weak<Shard>, runtime: Rc<dyn Runtime>) {
             if shard.closing.get() {
                 return;
             }
+            shard.forget_unused_regions();
             let Ok(state) = shard.state.try_borrow() else {
                 return;
             };
