@@ -84,12 +84,17 @@ impl Status {
     }
 
     /// Whether the same request may succeed on another way to the peer: nothing was wrong with
-    /// the request itself.
+    /// the request itself. A NIC whose own link is down may call it an error of the queue pair;
+    /// requests that would be one are refused before they are posted.
     #[must_use]
     pub fn is_of_the_way(self) -> bool {
         matches!(
             self,
-            Self::Flushed | Self::RetriesExceeded | Self::RemoteAborted | Self::Fatal
+            Self::Flushed
+                | Self::LocalQueuePairOperation
+                | Self::RetriesExceeded
+                | Self::RemoteAborted
+                | Self::Fatal
         )
     }
 }

@@ -48,6 +48,8 @@ impl Drop for Memory {
 impl Memory {
     /// Fresh memory; on hugepages by a memfd, as a slab has them.
     pub(crate) fn new(len: usize, on_hugepages: bool) -> Arc<Self> {
+        let page_len = if on_hugepages { 2 << 20 } else { 4096 };
+        let len = len.next_multiple_of(page_len);
         let flags = if on_hugepages { libc::MFD_HUGETLB } else { 0 };
         // SAFETY: the name is a C string.
         let memfd = unsafe { libc::memfd_create(c"terrace-rdma-test".as_ptr(), flags) };
