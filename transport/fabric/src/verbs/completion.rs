@@ -244,8 +244,8 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Waits until a completion is there, at most `timeout`; whether there is one. It polls
-    /// `spins` times before it sleeps. It may return early with `false`, as after a signal.
+    /// Waits until a completion is there, at most `timeout` since the last event; whether there is
+    /// one. It polls `spins` times before it sleeps. A signal makes it return early.
     ///
     /// # Errors
     /// The device is in trouble.
@@ -256,11 +256,24 @@ impl CompletionQueue {
             }
             std::hint::spin_loop();
         }
-        self.arm()?;
-        // What came before the queue was armed makes no event.
-        if self.is_ready()? {
-            return Ok(true);
+        loop {
+            self.arm()?;
+            // What came before the queue was armed makes no event.
+            if self.is_ready()? {
+                return Ok(true);
+            }
+            if !self.sleep(timeout)? {
+                return self.is_ready();
+            }
+            // The event may be of a completion that was polled earlier: then wait for the next.
+            if self.is_ready()? {
+                return Ok(true);
+            }
         }
+    }
+
+    /// Sleeps until an event, and takes it; `false` without one.
+    fn sleep(&self, timeout: Duration) -> Result<bool, VerbsError> {
         let milliseconds = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
         let mut watched = libc::pollfd {
             fd: self.descriptor(),
@@ -272,7 +285,7 @@ impl CompletionQueue {
         if count > 0 {
             self.take_event()?;
         }
-        self.is_ready()
+        Ok(count > 0)
     }
 
     /// Asks for an event on the descriptor at the next completion. Poll once more afterwards:

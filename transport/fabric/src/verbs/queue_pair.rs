@@ -70,12 +70,13 @@ pub struct QueuePairCounters {
 /// A queue pair.
 pub struct QueuePair {
     handle: Handle,
+    // Behind the queue pair, whose completions they are for.
+    _places: Places,
     state: QueuePairState,
     settings: QueuePairSettings,
     port: Port,
     gid: GidRecord,
     first_packet: u32,
-    inline_len: u32,
     sends: InFlight,
     receives: InFlight,
     chain: Chain,
@@ -85,8 +86,8 @@ pub struct QueuePair {
 /// The library's queue pair, and what has to outlive it.
 struct Handle {
     queue_pair: NonNull<abi::Qp>,
-    /// Places taken in `completions`.
-    places: u32,
+    /// Longest inline send that the NIC granted, in bytes.
+    inline_len: u32,
     // Behind the queue pair, which `drop` destroys.
     completions: CompletionQueue,
     domain: ProtectionDomain,
@@ -98,6 +99,40 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
+    fn new(
+        domain: &ProtectionDomain,
+        completions: &CompletionQueue,
+        settings: &QueuePairSettings,
+    ) -> Result<Self, VerbsError> {
+        let device = domain.device();
+        let mut wanted = abi::QpInitAttr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: completions.raw(),
+            recv_cq: completions.raw(),
+            srq: std::ptr::null_mut(),
+            cap: abi::QpCap {
+                max_send_wr: settings.send_depth,
+                // Some drivers refuse a queue pair without receives.
+                max_recv_wr: settings.receive_depth.max(1),
+                max_send_sge: settings.slice_count_max,
+                max_recv_sge: settings.slice_count_max,
+                max_inline_data: settings.inline_len,
+            },
+            qp_type: abi::QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: domain and queue are there, and of the same device.
+        let made = unsafe { (device.library().create_qp)(domain.raw(), &raw mut wanted) };
+        let made = NonNull::new(made)
+            .ok_or_else(|| VerbsError::last_os("making a queue pair", device.name()))?;
+        Ok(Self {
+            queue_pair: made,
+            inline_len: wanted.cap.max_inline_data,
+            completions: completions.clone(),
+            domain: domain.clone(),
+        })
+    }
+
     fn number(&self) -> u32 {
         // SAFETY: a record of the library's, whose number does not change.
         unsafe { (*self.queue_pair.as_ptr()).qp_num }
@@ -111,12 +146,31 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let number = self.number();
-        // SAFETY: made by `QueuePair::new`. When this returns, the NIC has left the memory of
+        // SAFETY: made by `Handle::new`. When this returns, the NIC has left the memory of
         // requests that were under way, which their queue gives back afterwards.
         unsafe { (self.domain.device().library().destroy_qp)(self.queue_pair.as_ptr()) };
         // Should the queue be in trouble, its other users learn of it themselves.
         let _ = self.completions.forget(|raw| raw.qp_num == number);
-        self.completions.release(self.places);
+    }
+}
+
+/// Places taken in a completion queue.
+struct Places {
+    count: u32,
+    completions: CompletionQueue,
+}
+
+impl Places {
+    fn take(completions: &CompletionQueue, count: u32) -> Result<Self, VerbsError> {
+        completions.reserve(count)?;
+        let completions = completions.clone();
+        Ok(Self { count, completions })
+    }
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        self.completions.release(self.count);
     }
 }
 
@@ -140,25 +194,16 @@ impl QueuePair {
         settings.check(device.limits())?;
         let port = device.active_port(settings.port)?;
         let gid = device.gid(settings.port, settings.gid)?;
-        let places = settings.completion_count();
-        completions.reserve(places)?;
-        let made = make(domain, completions, &settings);
-        let (queue_pair, inline_len) = made.inspect_err(|_| completions.release(places))?;
-        let handle = Handle {
-            queue_pair,
-            places,
-            completions: completions.clone(),
-            domain: domain.clone(),
-        };
+        let places = Places::take(completions, settings.completion_count())?;
         let life = next_life();
         let mut this = Self {
-            handle,
+            handle: Handle::new(domain, completions, &settings)?,
+            _places: places,
             state: QueuePairState::Idle,
             settings,
             port,
             gid,
             first_packet: 0,
-            inline_len,
             sends: InFlight::new(settings.send_depth, life, false),
             receives: InFlight::new(settings.receive_depth, life, true),
             chain: Chain::default(),
@@ -168,7 +213,7 @@ impl QueuePair {
         Ok(this)
     }
 
-    /// Its number, by which its completions are known.
+    /// Its number, by which its completions are known. Each time it is renewed, it has another.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.handle.number()
@@ -207,10 +252,10 @@ impl QueuePair {
     /// Longest inline send in bytes.
     #[must_use]
     pub fn inline_len_max(&self) -> u32 {
-        self.inline_len
+        self.handle.inline_len
     }
 
-    /// What its peer has to know. Each time it is opened, it has another.
+    /// What its peer has to know. Each time it is renewed, it has another.
     #[must_use]
     pub fn address(&self) -> QueuePairAddress {
         QueuePairAddress {
@@ -271,7 +316,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Opens it for another connection, with the port and the GID as they are by now.
+    /// Opens it for another connection, with the port and the GID as they are by now. The NIC
+    /// gets a new queue pair: with soft-RoCE one that was reset loses requests.
     ///
     /// # Errors
     /// [`VerbsError::WrongState`] when it was not disconnected, [`VerbsError::PortDown`] or
@@ -280,6 +326,12 @@ impl QueuePair {
         self.need("renewing", QueuePairState::Idle)?;
         self.port = self.device().active_port(self.settings.port)?;
         self.gid = self.device().gid(self.settings.port, self.settings.gid)?;
+        let Handle {
+            domain,
+            completions,
+            ..
+        } = &self.handle;
+        self.handle = Handle::new(domain, completions, &self.settings)?;
         self.open()
     }
 
@@ -439,7 +491,7 @@ impl QueuePair {
         RequestLimits {
             slice_count: self.settings.slice_count_max as usize,
             message_len: self.port.message_len_max,
-            inline_len: self.inline_len,
+            inline_len: self.handle.inline_len,
         }
     }
 
@@ -479,34 +531,4 @@ fn fits(queue: &InFlight, count: usize) -> Result<(), VerbsError> {
 fn next_life() -> u32 {
     static LIVES: AtomicU32 = AtomicU32::new(0);
     LIVES.fetch_add(1, Ordering::Relaxed)
-}
-
-/// The library's queue pair, and how long its inline sends may be.
-fn make(
-    domain: &ProtectionDomain,
-    completions: &CompletionQueue,
-    settings: &QueuePairSettings,
-) -> Result<(NonNull<abi::Qp>, u32), VerbsError> {
-    let device = domain.device();
-    let mut wanted = abi::QpInitAttr {
-        qp_context: std::ptr::null_mut(),
-        send_cq: completions.raw(),
-        recv_cq: completions.raw(),
-        srq: std::ptr::null_mut(),
-        cap: abi::QpCap {
-            max_send_wr: settings.send_depth,
-            // Some drivers refuse a queue pair without receives.
-            max_recv_wr: settings.receive_depth.max(1),
-            max_send_sge: settings.slice_count_max,
-            max_recv_sge: settings.slice_count_max,
-            max_inline_data: settings.inline_len,
-        },
-        qp_type: abi::QPT_RC,
-        sq_sig_all: 0,
-    };
-    // SAFETY: domain and queue are there, and of the same device.
-    let made = unsafe { (device.library().create_qp)(domain.raw(), &raw mut wanted) };
-    let made = NonNull::new(made)
-        .ok_or_else(|| VerbsError::last_os("making a queue pair", device.name()))?;
-    Ok((made, wanted.cap.max_inline_data))
 }

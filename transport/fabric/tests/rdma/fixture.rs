@@ -148,6 +148,9 @@ pub(crate) struct End {
     pub(crate) domain: ProtectionDomain,
     pub(crate) memory: Arc<Memory>,
     pub(crate) region: Arc<MemoryRegion>,
+    /// Longest request of a transfer in bytes, and requests in one batch of it.
+    pub(crate) part_len_max: u64,
+    pub(crate) batch_len: usize,
 }
 
 impl End {
@@ -171,6 +174,8 @@ impl End {
             domain,
             memory,
             region,
+            part_len_max: 1 << 20,
+            batch_len: 16,
         }
     }
 
@@ -220,7 +225,7 @@ impl End {
 
     /// Offsets and lengths of the parts of a range that fit a request each.
     pub(crate) fn parts(&self, len: u64) -> Vec<(u64, u32)> {
-        let most = u64::from(self.queue_pair.message_len_max()).min(1 << 20);
+        let most = u64::from(self.queue_pair.message_len_max()).min(self.part_len_max);
         (0..len)
             .step_by(most as usize)
             .map(|offset| (offset, most.min(len - offset) as u32))
@@ -229,7 +234,7 @@ impl End {
 
     /// Reads or writes the first `len` bytes of both ends' memory, in batches.
     pub(crate) fn transfer(&mut self, peer: RemoteSlice, len: u64, is_read: bool) {
-        for batch in self.parts(len).chunks(16) {
+        for batch in self.parts(len).chunks(self.batch_len) {
             let requests = batch.iter().map(|(offset, len)| {
                 let ours = self.slice(*offset, *len);
                 let theirs = RemoteSlice {
