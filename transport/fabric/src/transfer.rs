@@ -9,6 +9,7 @@
 //!
 //! docs/transfer.md has the picture, the rules of cancelling, and the protocol byte by byte.
 
+pub mod chooser;
 mod error;
 pub mod limits;
 #[expect(unsafe_code, reason = "maps memory and moves bytes by address")]
