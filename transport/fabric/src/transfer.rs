@@ -10,16 +10,33 @@
 //! docs/transfer.md has the picture, the rules of cancelling, and the protocol byte by byte.
 
 pub mod chooser;
+mod clock;
+mod control;
+mod drive;
+mod engine;
 mod error;
+mod flight;
+mod host;
 pub mod limits;
+mod link;
 #[expect(unsafe_code, reason = "maps memory and moves bytes by address")]
 mod memory;
+mod peer;
 mod region;
 mod request;
+mod table;
+mod tcp;
 mod transport;
+#[expect(unsafe_code, reason = "gives the kernel addresses of regions")]
+mod vectored;
+mod wire;
 
+pub use engine::{EngineConfig, TransferEngine, TransportChoice};
 pub use error::{RailError, RequestError, Status, TransferError};
+pub use host::Notification;
+pub use link::RailReport;
 pub use memory::{Memory, MemoryKind};
+pub use peer::{Peer, Transfer};
 pub use region::{Access, Region, RegionId, RegionPin, RemoteRegion};
 pub use request::{BatchOptions, Expected, LocalPart, Priority, RemotePart, Request};
 pub use transport::{

@@ -64,7 +64,7 @@ impl Link {
                 .iter()
                 .map(|step| step.from_ns)
                 .find(|from| *from > at);
-            let end = at + (left / bandwidth * 1e9).ceil() as u64;
+            let end = at + to_ns(left / bandwidth) + 1;
             match next {
                 Some(next) if next < end => {
                     left -= (next - at) as f64 / 1e9 * bandwidth;
@@ -74,6 +74,11 @@ impl Link {
             }
         }
     }
+}
+
+#[expect(clippy::cast_sign_loss, reason = "times are not negative")]
+fn to_ns(seconds: f64) -> u64 {
+    (seconds * 1e9) as u64
 }
 
 /// When the links together could have carried `len` bytes.
@@ -89,7 +94,7 @@ fn ideal_ns(links: &[Link], len: u64) -> u64 {
         let until = times.get(i + 1).copied().unwrap_or(u64::MAX);
         let span = (until - from) as f64 / 1e9;
         if total * span >= left {
-            return from + (left / total * 1e9) as u64;
+            return from + to_ns(left / total);
         }
         left -= total * span;
     }
@@ -308,15 +313,18 @@ fn links(count: usize, with_losses: bool, random: &mut Random) -> Vec<Link> {
         let (mut from_ns, mut was_lost) = (0, false);
         let base = random.within(1e9, 6e9);
         for _ in 0..60 {
-            let is_lost =
-                with_losses && ix > 0 && !was_lost && random.next() % 5 == 0 && from_ns > 0;
+            let is_lost = with_losses
+                && ix > 0
+                && !was_lost
+                && random.next().is_multiple_of(5)
+                && from_ns > 0;
             let bandwidth = if is_lost {
                 0.0
             } else {
                 base * random.within(0.5, 2.0)
             };
             steps.push(Step { from_ns, bandwidth });
-            from_ns += random.within(20e6, 60e6) as u64;
+            from_ns += to_ns(random.within(0.02, 0.06));
             was_lost = is_lost;
         }
         steps.push(Step {

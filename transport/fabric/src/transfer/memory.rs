@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::error::TransferError;
 use super::limits::REGION_LEN_MAX;
@@ -250,6 +251,25 @@ impl Memory {
         assert!(self.holds(offset, len), "{offset}+{len} of {}", self.len);
         // SAFETY: the assertion keeps the result inside the memory.
         unsafe { self.base.add(offset as usize) }
+    }
+
+    /// Feeds `len` bytes at `offset` to `hash`, in pieces that stay in the processor's cache.
+    ///
+    /// # Panics
+    /// When they do not lie in the memory. Callers have checked.
+    pub(crate) fn hash(&self, offset: u64, len: u64, hash: &mut Xxh3) {
+        let mut piece = [0; 16 << 10];
+        let mut done = 0;
+        while done < len {
+            let count = (len - done).min(piece.len() as u64);
+            let source = self.at(offset + done, count);
+            // SAFETY: both are that long, and the piece is not of the memory.
+            unsafe {
+                std::ptr::copy_nonoverlapping(source.as_ptr(), piece.as_mut_ptr(), count as usize);
+            }
+            hash.update(&piece[..count as usize]);
+            done += count;
+        }
     }
 
     /// Copies `source` to `offset`. Fails when it does not fit there.

@@ -152,6 +152,11 @@ pub trait Rail: Send {
     /// no slice is reported any more.
     fn quiesce(&mut self);
 
+    /// What the peer's transport must answer before bytes that this rail, which is quiesced now,
+    /// was to write are written over another one: that nothing of this rail touches its memory
+    /// any more. `None`: that is so already.
+    fn fence(&self) -> Option<Vec<u8>>;
+
     /// Tries to make a quiesced rail usable again, asking its own kind at the peer if need be.
     ///
     /// # Errors
