@@ -13,6 +13,7 @@
 
 mod tcp;
 pub mod tls;
+pub mod transfer;
 #[expect(unsafe_code, reason = "libibverbs is a C library")]
 pub mod verbs;
 

@@ -1,0 +1,8 @@
+//! Aim: what is moved between two engines arrives whole where it belongs and nowhere else, and what
+//! cannot be is refused by name. Method: two engines of one process over loopback, every byte
+//! compared, every wrong request checked for its status.
+
+mod cancel;
+mod moves;
+mod pair;
+mod wrong;
