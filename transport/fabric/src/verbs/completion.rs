@@ -250,29 +250,38 @@ impl CompletionQueue {
     /// # Errors
     /// The device is in trouble.
     pub fn wait(&self, spins: u32, timeout: Duration) -> Result<bool, VerbsError> {
-        for _ in 0..spins {
-            if self.is_ready()? {
-                return Ok(true);
-            }
-            std::hint::spin_loop();
-        }
+        let mut spins = spins;
         loop {
-            self.arm()?;
-            // What came before the queue was armed makes no event.
-            if self.is_ready()? {
+            if self.prepare_wait(spins)? {
                 return Ok(true);
             }
             if !self.sleep(timeout)? {
                 return self.is_ready();
             }
             // The event may be of a completion that was polled earlier: then wait for the next.
-            if self.is_ready()? {
-                return Ok(true);
-            }
+            spins = 0;
         }
     }
 
-    /// Sleeps until an event, and takes it; `false` without one.
+    /// Polls `spins` times, then makes the descriptor readable at the next completion. `true`:
+    /// one is there already, so nobody should sleep.
+    ///
+    /// # Errors
+    /// The device is in trouble.
+    pub fn prepare_wait(&self, spins: u32) -> Result<bool, VerbsError> {
+        for _ in 0..spins {
+            if self.is_ready()? {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        self.take_event()?;
+        self.arm()?;
+        // What came before the queue was armed makes no event.
+        self.is_ready()
+    }
+
+    /// Sleeps until an event is there; `false` without one.
     fn sleep(&self, timeout: Duration) -> Result<bool, VerbsError> {
         let milliseconds = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
         let mut watched = libc::pollfd {
@@ -282,18 +291,11 @@ impl CompletionQueue {
         };
         // SAFETY: one record, which lives through the call.
         let count = unsafe { libc::poll(&raw mut watched, 1, milliseconds) };
-        if count > 0 {
-            self.take_event()?;
-        }
         Ok(count > 0)
     }
 
-    /// Asks for an event on the descriptor at the next completion. Poll once more afterwards:
-    /// what came before makes none.
-    ///
-    /// # Errors
-    /// The device is in trouble.
-    pub fn arm(&self) -> Result<(), VerbsError> {
+    /// Asks for an event on the descriptor at the next completion.
+    fn arm(&self) -> Result<(), VerbsError> {
         let Some(request) = self.device().ops().req_notify_cq else {
             return Err(self.unsupported("asking for an event"));
         };
@@ -308,11 +310,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes the events that made the descriptor readable.
-    ///
-    /// # Errors
-    /// The device is in trouble.
-    pub fn take_event(&self) -> Result<(), VerbsError> {
+    /// Takes the event that made the descriptor readable, if there is one.
+    fn take_event(&self) -> Result<(), VerbsError> {
         let library = self.device().library();
         let mut queue = std::ptr::null_mut();
         let mut context = std::ptr::null_mut();
@@ -326,7 +325,7 @@ impl CompletionQueue {
             return Ok(());
         }
         match io::Error::last_os_error().raw_os_error() {
-            // Another thread took it.
+            // There is none, or another thread took it.
             Some(libc::EAGAIN | libc::EINTR) => Ok(()),
             _ => Err(VerbsError::last_os("taking an event", self.device().name())),
         }

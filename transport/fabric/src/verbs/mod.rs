@@ -24,6 +24,7 @@ mod queue_pair;
 mod region;
 mod request;
 mod settings;
+mod transport;
 
 pub use address::QueuePairAddress;
 pub use completion::{CompletionQueue, Status, WorkCompletion};
@@ -37,3 +38,4 @@ pub use queue_pair::{QueuePair, QueuePairCounters, QueuePairState};
 pub use region::{Access, LocalSlice, MemoryRegion, RegionOptions, RemoteSlice, memlock_limit};
 pub use request::{Operation, WorkRequest};
 pub use settings::QueuePairSettings;
+pub use transport::{RdmaConfig, RdmaTransport};

@@ -1,7 +1,7 @@
 //! Reliable connected queue pairs: this end's half of a connection between two NICs.
 //!
 //! A queue pair is made, told its peer's address, and then takes batches of requests: one call,
-//! one doorbell, one completion a batch. When a request fails, all behind it are flushed, and the
+//! one doorbell, one completion for up to 16 requests. When a request fails, all behind it are flushed, and the
 //! queue pair can be renewed for a new connection.
 //!
 //! **Invariants**

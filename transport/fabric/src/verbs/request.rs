@@ -156,6 +156,10 @@ pub(super) fn at_most(
     })
 }
 
+/// Requests of a batch that share a completion: enough that completions cost little, few enough
+/// that the first of a long batch is not told of late.
+const SIGNAL_EVERY: usize = 16;
+
 /// A list of requests as the NIC takes it: kept and used again, so that posting allocates
 /// nothing once it has grown.
 #[derive(Default)]
@@ -163,6 +167,11 @@ pub(super) struct Chain {
     requests: Vec<SendWr>,
     pieces: Vec<Sge>,
 }
+
+// SAFETY: its addresses are used only between `finish` and the call that posts, on one thread.
+unsafe impl Send for Chain {}
+// SAFETY: through a shared reference nothing can be done with it.
+unsafe impl Sync for Chain {}
 
 impl Chain {
     /// Adds a request.
@@ -200,13 +209,16 @@ impl Chain {
         });
     }
 
-    /// Links the requests, asks for a completion of the last, and returns the first. It is valid
-    /// until the chain is changed.
+    /// Links the requests, asks for completions of every 16th and the last, and returns the
+    /// first. It is valid until the chain is changed.
     pub(super) fn finish(&mut self) -> *mut SendWr {
         let mut piece = self.pieces.as_mut_ptr();
         let mut next = std::ptr::null_mut();
-        if let Some(last) = self.requests.last_mut() {
-            last.send_flags |= abi::SEND_SIGNALED;
+        let count = self.requests.len();
+        for (index, request) in self.requests.iter_mut().enumerate() {
+            if (index + 1).is_multiple_of(SIGNAL_EVERY) || index + 1 == count {
+                request.send_flags |= abi::SEND_SIGNALED;
+            }
         }
         for request in &mut self.requests {
             request.sg_list = piece;

@@ -108,7 +108,7 @@ impl Memory {
 }
 
 /// Bytes that differ at every place and with every seed.
-fn pattern(len: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 8);
     let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     while bytes.len() < len {

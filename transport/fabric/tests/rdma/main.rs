@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bounds;
+mod engine;
 mod faults;
 mod fixture;
 mod loopback;

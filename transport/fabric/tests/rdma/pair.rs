@@ -18,14 +18,14 @@ const MIB: usize = 1 << 20;
 
 /// Which of the two machines this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+pub(crate) enum Role {
     /// Reads and writes.
     First,
     /// Is read and written.
     Second,
 }
 
-fn role() -> Option<Role> {
+pub(crate) fn role() -> Option<Role> {
     let of = |name| std::env::var(name).unwrap_or_default();
     match (of("VM_COUNT").as_str(), of("VM_INDEX").as_str()) {
         ("2", "1") => Some(Role::First),
@@ -38,16 +38,18 @@ fn role() -> Option<Role> {
 }
 
 /// The connection over which the two agree: lines of words.
-struct Agreement {
+pub(crate) struct Agreement {
+    second: String,
     lines: BufReader<TcpStream>,
 }
 
 impl Agreement {
     /// Meets the other machine; each test has a port of its own.
-    fn meet(role: Role, port: u16) -> Self {
+    pub(crate) fn meet(role: Role, port: u16) -> Self {
         let addresses = std::env::var("VM_ADDRS").unwrap();
         let network = addresses.split_whitespace().count() - 1;
-        let second = format!("10.77.{network}.2:{port}");
+        let address = format!("10.77.{network}.2");
+        let second = format!("{address}:{port}");
         let stream = match role {
             Role::Second => TcpListener::bind(&second).unwrap().accept().unwrap().0,
             Role::First => loop {
@@ -62,14 +64,28 @@ impl Agreement {
             .set_read_timeout(Some(Duration::from_secs(60)))
             .unwrap();
         let lines = BufReader::new(stream);
-        Self { lines }
+        Self {
+            second: address,
+            lines,
+        }
     }
 
-    fn say(&mut self, line: &str) {
+    /// The second machine's address on the network that no test takes down.
+    pub(crate) fn second(&self) -> &str {
+        &self.second
+    }
+
+    /// Says something that the other answers when it has done it.
+    pub(crate) fn tell(&mut self, line: &str) {
+        self.say(line);
+        assert_eq!(self.hear(), "done");
+    }
+
+    pub(crate) fn say(&mut self, line: &str) {
         writeln!(self.lines.get_mut(), "{line}").unwrap();
     }
 
-    fn hear(&mut self) -> String {
+    pub(crate) fn hear(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
@@ -183,8 +199,7 @@ fn link_down(port: u16, whose: Role) {
     let set = |agreement: &mut Agreement, state: &str| match whose {
         Role::First => set_link("eth0", state),
         Role::Second => {
-            agreement.say(&format!("link {state}"));
-            assert_eq!(agreement.hear(), "done");
+            agreement.tell(&format!("link {state}"));
         }
     };
     end.part_len_max = MIB as u64;
