@@ -43,7 +43,9 @@ cargo xtask <command>
   fuzz [TARGET] [--seconds N] [--keep] [--list]
                    run fuzz targets, 60 s each; --keep adds to fuzz/corpus what adds coverage
   miri             the tests that Miri can run
-  rdma             the RDMA tests, in virtual machines with soft-RoCE NICs; as root
+  rdma [--bandwidth]
+                   the RDMA tests, in virtual machines with soft-RoCE NICs; as root
+                   (--bandwidth: reads beside ib_read_bw instead)
   asan [PACKAGE]   tests of the crates with unsafe code under AddressSanitizer
   help             this text
 ";
@@ -59,7 +61,7 @@ enum Task {
     Setup { check_only: bool },
     Fuzz(fuzz::Options),
     Miri,
-    Rdma,
+    Rdma { is_bandwidth: bool },
     Asan { package: Option<String> },
     Help,
 }
@@ -79,7 +81,11 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         ["setup", "--check"] => Ok(Task::Setup { check_only: true }),
         ["fuzz", rest @ ..] => fuzz::Options::parse(rest).map(Task::Fuzz),
         ["miri"] => Ok(Task::Miri),
-        ["rdma"] => Ok(Task::Rdma),
+        ["rdma"] => Ok(Task::Rdma {
+            is_bandwidth: false,
+        }),
+        ["rdma", "--bandwidth"] => Ok(Task::Rdma { is_bandwidth: true }),
+        ["rdma", other, ..] => Err(format!("rdma takes --bandwidth or nothing, not `{other}`")),
         ["asan"] => Ok(Task::Asan { package: None }),
         ["asan", package] => Ok(Task::Asan {
             package: Some((*package).to_owned()),
@@ -89,7 +95,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         ["planted", _, other, ..] => Err(format!("planted takes one name, not also `{other}`")),
         ["setup", other, ..] => Err(format!("setup takes --check or nothing, not `{other}`")),
         [
-            known @ ("demo" | "test" | "ci" | "tidy" | "miri" | "rdma" | "help"),
+            known @ ("demo" | "test" | "ci" | "tidy" | "miri" | "help"),
             other,
             ..,
         ] => Err(format!(
@@ -118,7 +124,10 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Task::Setup { check_only } => setup::run(check_only).map(Reserved::keep),
         Task::Fuzz(options) => fuzz::run(&workspace, &options),
         Task::Miri => miri::run(&workspace),
-        Task::Rdma => rdma::run(&workspace).map(report_skip),
+        Task::Rdma {
+            is_bandwidth: false,
+        } => rdma::run(&workspace).map(report_skip),
+        Task::Rdma { is_bandwidth: true } => rdma::bandwidth(&workspace).map(report_skip),
         Task::Asan { package } => asan::run(&workspace, package.as_deref()),
         Task::Help => Ok(()),
     }
@@ -167,7 +176,9 @@ mod tests {
             Ok(Task::Setup { check_only: true })
         );
         assert_eq!(parse_line("miri"), Ok(Task::Miri));
-        assert_eq!(parse_line("rdma"), Ok(Task::Rdma));
+        let rdma = |is_bandwidth| Ok(Task::Rdma { is_bandwidth });
+        assert_eq!(parse_line("rdma"), rdma(false));
+        assert_eq!(parse_line("rdma --bandwidth"), rdma(true));
         assert_eq!(
             parse_line("fuzz --list"),
             fuzz::Options::parse(&["--list"]).map(Task::Fuzz)

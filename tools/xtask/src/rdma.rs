@@ -11,9 +11,10 @@ use crate::process;
 use crate::steps::Done;
 use crate::workspace::Workspace;
 
-/// The test target and its package.
+/// The package, its tests and its program that measures.
 const PACKAGE: &str = "terrace-fabric";
-const TARGET: &str = "rdma";
+const TESTS: &str = "rdma";
+const BANDWIDTH: &str = "rdma_bandwidth";
 
 /// Time limits of the two runs in seconds: several times what they take, as the machine that
 /// emulates may be busy.
@@ -32,7 +33,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Done, String> {
     if let Some(reason) = missing(&vm_run) {
         return Ok(Done::Skipped(reason));
     }
-    let program = build(workspace)?;
+    let tests = ["test", "--test", TESTS, "--no-run"];
+    let program = build(workspace, &tests)?;
     let one = [
         "--hugepages",
         HUGEPAGES,
@@ -40,7 +42,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Done, String> {
         ONE_MACHINE_SECONDS,
         "--",
     ];
-    machines(workspace, &vm_run, &one, &program, &["--skip", "pair::", "--skip", "two_rails"])?;
+    machines(
+        workspace,
+        &vm_run,
+        &one,
+        &program,
+        &["--skip", "pair::", "--skip", "two_rails"],
+    )?;
     let two = [
         "--vms",
         "2",
@@ -54,6 +62,28 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Done, String> {
     ];
     machines(workspace, &vm_run, &two, &program, &["pair::", "two_rails"])?;
     Ok(Done::Passed)
+}
+
+/// Reads beside perftest's in one machine, or tells why that cannot be. It is no test: an emulated
+/// machine's figures vary too much for a bound.
+pub(crate) fn bandwidth(workspace: &Workspace) -> Result<Done, String> {
+    let vm_run = workspace.root().join("tools/vm-run");
+    if let Some(reason) = missing(&vm_run) {
+        return Ok(Done::Skipped(reason));
+    }
+    if !process::succeeds(Command::new("sh").args(["-c", "command -v ib_read_bw"])) {
+        let mut install = Command::new("apt-get");
+        install.args(["install", "--yes", "--no-install-recommends", "perftest"]);
+        process::run(install.env("DEBIAN_FRONTEND", "noninteractive"))?;
+    }
+    let example = ["build", "--release", "--example", BANDWIDTH];
+    let program = build(workspace, &example)?;
+    let mut command = Command::new(&vm_run);
+    command
+        .args(["--timeout", TWO_MACHINES_SECONDS, "--"])
+        .arg(program)
+        .current_dir(workspace.root());
+    process::run(&mut command).map(|()| Done::Passed)
 }
 
 /// Why this host runs no virtual machine; `None` when it does.
@@ -73,30 +103,22 @@ fn missing(vm_run: &Path) -> Option<String> {
         .then(|| "no virtual machine boots here".to_owned())
 }
 
-/// Builds the tests; the program.
-fn build(workspace: &Workspace) -> Result<PathBuf, String> {
-    let mut cargo = workspace.cargo(&[
-        "test",
-        "--locked",
-        "--package",
-        PACKAGE,
-        "--test",
-        TARGET,
-        "--no-run",
-        "--message-format",
-        "json",
-    ]);
-    let output = cargo
+/// Builds a program of the package; where it is.
+fn build(workspace: &Workspace, arguments: &[&str]) -> Result<PathBuf, String> {
+    let output = workspace
+        .cargo(arguments)
+        .args(["--package", PACKAGE, "--locked"])
+        .args(["--message-format", "json"])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
         .map_err(|error| format!("start cargo: {error}"))?;
     if !output.status.success() {
-        return Err(format!("building the tests ended with {}", output.status));
+        return Err(format!("the build ended with {}", output.status));
     }
     executable(&String::from_utf8_lossy(&output.stdout))
         .map(PathBuf::from)
-        .ok_or_else(|| "cargo names no program of the tests".to_owned())
+        .ok_or_else(|| "cargo names no program".to_owned())
 }
 
 /// The program that cargo's messages name.

@@ -105,7 +105,6 @@ fn batches_of_every_length_arrive_without_a_copy() {
         );
     }
     let counters = transport.counters();
-    println!("{counters:?}");
     assert_eq!(counters.copied_bytes, 0);
     assert!(counters.completions <= counters.doorbells);
 }
