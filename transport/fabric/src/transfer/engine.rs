@@ -202,8 +202,8 @@ impl TransferEngine {
     }
 
     /// Gives memory back. When this returns, nothing touches it: neither transfers of this
-    /// engine, which are to be over or cancelled, nor those of peers, whose connections are ended
-    /// when they do not finish.
+    /// engine, which are to be over or cancelled and dropped, nor those of peers, whose
+    /// connections are ended when they do not finish.
     ///
     /// # Errors
     /// The region is not registered, or still used after `timeout`.

@@ -305,5 +305,6 @@ fn peer_that_dies_ends_requests_by_name() {
         matches!(ended, Status::DeadlineExceeded | Status::PeerLost),
         "{ended}"
     );
+    drop(transfer);
     opener.unregister(local.id(), HANG).unwrap();
 }
