@@ -24,6 +24,8 @@ mod memory;
 mod peer;
 mod region;
 mod request;
+#[expect(unsafe_code, reason = "maps memory of other processes")]
+mod shm;
 mod table;
 mod tcp;
 mod transport;
@@ -39,6 +41,7 @@ pub use memory::{Memory, MemoryKind};
 pub use peer::{Peer, Transfer};
 pub use region::{Access, Region, RegionId, RegionPin, RemoteRegion};
 pub use request::{BatchOptions, Expected, LocalPart, Priority, RemotePart, Request};
+pub use shm::Lease;
 pub use transport::{
     Ask, Ended, Interest, Operation, Rail, RailLink, Session, Slice, SliceId, Transport,
     TransportKind,

@@ -16,6 +16,8 @@ use super::link::{Link, LinkTimes};
 use super::memory::Memory;
 use super::peer::Peer;
 use super::region::{Access, Region, RegionId};
+use super::shm::SharedPeer;
+use super::shm::host::SharedHost;
 use super::tcp::TcpRail;
 use super::transport::{Rail, Transport, TransportKind};
 
@@ -114,6 +116,7 @@ pub struct TransferEngine {
     config: EngineConfig,
     host: Arc<Host>,
     listening: Vec<Listening>,
+    shared_thread: Option<JoinHandle<()>>,
     addresses: Vec<SocketAddr>,
 }
 
@@ -137,14 +140,22 @@ impl TransferEngine {
         config.check()?;
         let allowed = |of: &Arc<dyn Transport>| config.transports.allows(of.kind());
         let transports = transports.into_iter().filter(allowed).collect();
+        let is_shared = config.transports.allows(TransportKind::SharedMemory);
+        let is_served = is_shared && !config.listen.is_empty();
+        let shared = is_served.then(SharedHost::new).transpose()?;
         let mut engine = Self {
-            host: Arc::new(Host::new(transports)),
+            host: Arc::new(Host::new(transports, shared)),
             listening: Vec::new(),
+            shared_thread: None,
             addresses: Vec::new(),
             config,
         };
         for address in engine.config.listen.clone() {
             engine.listen(address)?;
+        }
+        if is_served {
+            let host = Arc::clone(&engine.host);
+            engine.shared_thread = Some(thread("transfer-listen", move || host.listen_shared())?);
         }
         Ok(engine)
     }
@@ -156,10 +167,7 @@ impl TransferEngine {
             .push(listener.local_addr().map_err(os("read the own address"))?);
         let listener = Arc::new(listener);
         let (host, accepting) = (Arc::clone(&self.host), Arc::clone(&listener));
-        let thread = std::thread::Builder::new()
-            .name("transfer-listen".to_owned())
-            .spawn(move || host.listen(&accepting))
-            .map_err(os("start a thread"))?;
+        let thread = thread("transfer-listen", move || host.listen(&accepting))?;
         self.listening.push(Listening {
             listener,
             thread: Some(thread),
@@ -184,6 +192,14 @@ impl TransferEngine {
         if is_host {
             keys.push((TransportKind::Tcp, Vec::new()));
         }
+        if self
+            .host
+            .shared
+            .as_ref()
+            .is_some_and(|shared| shared.offer(&region))
+        {
+            keys.push((TransportKind::SharedMemory, Vec::new()));
+        }
         for transport in &self.host.transports {
             match transport.register(&region) {
                 Ok(key) => keys.push((transport.kind(), key)),
@@ -202,8 +218,8 @@ impl TransferEngine {
     }
 
     /// Gives memory back. When this returns, nothing touches it: neither transfers of this
-    /// engine, which are to be over or cancelled, nor those of peers, whose connections are ended
-    /// when they do not finish.
+    /// engine, which are to be over or cancelled and dropped, nor those of peers, whose
+    /// connections are ended when they do not finish.
     ///
     /// # Errors
     /// The region is not registered, or still used after `timeout`.
@@ -218,11 +234,25 @@ impl TransferEngine {
                 });
             }
         }
+        let shared = self.host.shared.as_ref();
+        if shared.is_some_and(|shared| !shared.withdraw(id, timeout)) {
+            return Err(TransferError::RegionBusy {
+                id,
+                waited: timeout,
+            });
+        }
         for transport in &self.host.transports {
             transport.unregister(id);
         }
         regions.remove(id);
         Ok(())
+    }
+
+    /// Whether a peer on this host has a lease on any of these bytes.
+    #[must_use]
+    pub fn is_leased(&self, id: RegionId, offset: u64, len: u64) -> bool {
+        let shared = self.host.shared.as_ref();
+        shared.is_some_and(|shared| shared.is_leased(id, offset, len))
     }
 
     /// The next notification of a peer, if one comes within `timeout`.
@@ -248,7 +278,12 @@ impl TransferEngine {
             });
         }
         let control = Arc::new(Control::new(addresses.to_vec(), self.config.stall_timeout));
-        let rails = self.rails(&name, addresses, &control)?;
+        let (shared, is_alone) = self.shared(&name, &control)?;
+        let rails = if is_alone {
+            Vec::new()
+        } else {
+            self.rails(&name, addresses, &control)?
+        };
         let traits = |rail: &dyn Rail| RailTraits {
             rank: u8::from(rail.link().kind != TransportKind::Tcp),
             bandwidth: rail.link().bandwidth,
@@ -267,22 +302,50 @@ impl TransferEngine {
             name,
             link: Arc::clone(&link),
             control: Arc::clone(&control),
+            shared,
             regions: Mutex::new(Vec::new()),
             threads: Vec::new(),
         };
         for (ix, rail) in rails.into_iter().enumerate() {
             let driver = Driver::new(Arc::clone(&link), Arc::clone(&control), rail, ix);
-            let thread = std::thread::Builder::new()
-                .name(format!("transfer-rail-{ix}"))
-                .spawn(move || driver.run())
-                .map_err(|source| TransferError::Os {
-                    op: "start a thread",
-                    source,
-                })?;
-            peer.threads.push(thread);
+            peer.threads
+                .push(thread(&format!("transfer-rail-{ix}"), move || {
+                    driver.run()
+                })?);
         }
         peer.refresh()?;
         Ok(peer)
+    }
+
+    /// Reaches a peer on this host, if it is one and that may be; whether no other way may be.
+    fn shared(
+        &self,
+        name: &str,
+        control: &Control,
+    ) -> Result<(Option<Arc<SharedPeer>>, bool), TransferError> {
+        let kind = TransportKind::SharedMemory;
+        if !self.config.transports.allows(kind) {
+            return Ok((None, false));
+        }
+        let is_alone = self.config.transports == TransportChoice::Only(kind);
+        let mut shared = AskTransport { control, kind };
+        let mut tcp = AskTransport {
+            control,
+            kind: TransportKind::Tcp,
+        };
+        let timeout = self.config.stall_timeout;
+        match SharedPeer::connect(&mut shared, &mut tcp, timeout) {
+            Ok(peer) => Ok((Some(Arc::new(peer)), is_alone)),
+            Err(cause) if is_alone => Err(TransferError::Unreachable {
+                peer: name.to_owned(),
+                kinds: kind.to_string(),
+                cause,
+            }),
+            Err(cause) => {
+                tracing::debug!(peer = name, %cause, "a peer is not reached over shared memory");
+                Ok((None, false))
+            }
+        }
     }
 
     /// Makes rails of all transports that may be used. Of each kind at least one works.
@@ -349,9 +412,27 @@ fn names(addresses: &[SocketAddr]) -> String {
     names.join(",")
 }
 
+fn thread(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, TransferError> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    builder.spawn(run).map_err(|source| TransferError::Os {
+        op: "start a thread",
+        source,
+    })
+}
+
 impl Drop for TransferEngine {
     fn drop(&mut self) {
         self.host.close();
+        if let Some(shared) = &self.host.shared {
+            shut_down(shared.as_raw_fd());
+        }
+        if let Some(thread) = self.shared_thread.take() {
+            // A thread that panicked has ended.
+            let _ = thread.join();
+        }
         for listening in &mut self.listening {
             shut_down(listening.listener.as_raw_fd());
             if let Some(thread) = listening.thread.take() {

@@ -49,6 +49,16 @@ pub(super) struct Cut {
     pub(super) len: u64,
 }
 
+impl Cursor {
+    /// Before the first byte.
+    pub(super) const START: Self = Self {
+        local: 0,
+        local_done: 0,
+        remote: 0,
+        remote_done: 0,
+    };
+}
+
 impl CheckedRequest {
     /// The next cut of at most `len_max` bytes; `None` when all was cut.
     pub(super) fn next_cut(&self, cursor: Cursor, len_max: u64) -> Option<Cut> {

@@ -9,6 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use super::clock::random;
 use super::error::TransferError;
 use super::limits::{CONNECTION_COUNT_MAX, NOTIFICATION_COUNT_MAX, NOTIFICATION_LEN_MAX};
+use super::shm::host::SharedHost;
 use super::table::RegionTable;
 use super::tcp::{question, serve};
 use super::transport::{Session, Transport, TransportKind};
@@ -71,6 +73,8 @@ struct Served {
 pub(super) struct Host {
     pub(super) regions: RegionTable,
     pub(super) transports: Vec<Arc<dyn Transport>>,
+    /// None: peers on this host take another way.
+    pub(super) shared: Option<SharedHost>,
     served: Mutex<Served>,
     /// Told when a connection is gone.
     gone: Condvar,
@@ -80,10 +84,11 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(transports: Vec<Arc<dyn Transport>>) -> Self {
+    pub(super) fn new(transports: Vec<Arc<dyn Transport>>, shared: Option<SharedHost>) -> Self {
         Self {
             regions: RegionTable::default(),
             transports,
+            shared,
             served: Mutex::new(Served::default()),
             gone: Condvar::new(),
             notifications: Mutex::new(VecDeque::new()),
@@ -98,14 +103,35 @@ impl Host {
 
     /// Accepts connections until the listener is shut down.
     pub(super) fn listen(self: &Arc<Self>, listener: &TcpListener) {
+        let accept = || {
+            let (stream, from) = listener.accept()?;
+            let host = Arc::clone(self);
+            Ok(move || host.serve(&stream, from))
+        };
+        self.accept(accept);
+    }
+
+    /// The same for openers on this host.
+    pub(super) fn listen_shared(self: &Arc<Self>) {
+        let Some(shared) = &self.shared else {
+            return;
+        };
+        let accept = || {
+            let (stream, _) = shared.listener.accept()?;
+            let host = Arc::clone(self);
+            Ok(move || host.serve_shared(&stream))
+        };
+        self.accept(accept);
+    }
+
+    /// Serves what is accepted, each on a thread of its own.
+    fn accept<S: FnOnce() + Send + 'static>(&self, accept: impl Fn() -> io::Result<S>) {
         loop {
-            match listener.accept() {
-                Ok((stream, from)) => {
-                    let host = Arc::clone(self);
+            match accept() {
+                Ok(serve) => {
                     let name = "transfer-serve".to_owned();
-                    let serve = move || host.serve(&stream, from);
                     if let Err(error) = std::thread::Builder::new().name(name).spawn(serve) {
-                        tracing::warn!(%error, %from, "no thread for a peer's connection");
+                        tracing::warn!(%error, "no thread for a peer's connection");
                     }
                 }
                 Err(_) if self.is_closing.load(Ordering::Acquire) => return,
@@ -124,27 +150,55 @@ impl Host {
     }
 
     fn serve(self: &Arc<Self>, stream: &TcpStream, from: SocketAddr) {
-        let outcome = self.greet(stream).and_then(|accepted| match accepted {
-            Some(accepted) => self.serve_accepted(stream, from, &accepted),
-            None => Ok(()),
-        });
+        let outcome = (|| {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+            stream.set_write_timeout(Some(SEND_TIMEOUT))?;
+            let accepted = self.greet(stream, stream.try_clone()?.into(), false)?;
+            stream.set_read_timeout(None)?;
+            match accepted {
+                Some(accepted) => self.serve_accepted(stream, from, &accepted),
+                None => Ok(()),
+            }
+        })();
         if let Err(error) = outcome {
             tracing::debug!(%from, %error, "a peer's connection ended");
         }
     }
 
+    fn serve_shared(self: &Arc<Self>, stream: &UnixStream) {
+        let outcome = (|| {
+            stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+            stream.set_write_timeout(Some(SEND_TIMEOUT))?;
+            let accepted = self.greet(stream, stream.try_clone()?.into(), true)?;
+            stream.set_read_timeout(None)?;
+            match (accepted, &self.shared) {
+                (Some(_accepted), Some(shared)) => shared.serve(stream, &self.regions),
+                _ => Ok(()),
+            }
+        })();
+        if let Err(error) = outcome {
+            tracing::debug!(%error, "an opener on this host has left");
+        }
+    }
+
     /// Reads the hello and answers it; what is to be served, if anything.
-    fn greet(self: &Arc<Self>, mut stream: &TcpStream) -> io::Result<Option<Accepted>> {
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
-        stream.set_write_timeout(Some(SEND_TIMEOUT))?;
+    fn greet<'a, S>(
+        self: &Arc<Self>,
+        mut stream: &'a S,
+        socket: OwnedFd,
+        is_local: bool,
+    ) -> io::Result<Option<Accepted>>
+    where
+        &'a S: Read + Write,
+    {
         let mut hello = [0; HELLO_LEN];
         stream.read_exact(&mut hello)?;
         let welcome = match Hello::decode(&hello) {
-            Ok(hello) => match self.admit(&hello, stream.try_clone()?.into())? {
+            Ok(hello) if is_local != (hello.purpose == Purpose::SharedMemory) => None,
+            Ok(hello) => match self.admit(&hello, socket)? {
                 Ok(accepted) => {
                     stream.write_all(&Welcome::Accepted(accepted.peer.token).encode())?;
-                    stream.set_read_timeout(None)?;
                     return Ok(Some(accepted));
                 }
                 Err(welcome) => Some(welcome),
@@ -158,7 +212,7 @@ impl Host {
     }
 
     /// Takes a connection into the list.
-    pub(super) fn admit(
+    fn admit(
         self: &Arc<Self>,
         hello: &Hello,
         socket: OwnedFd,
@@ -276,6 +330,9 @@ impl Host {
     fn answer(&self, peer: &ServedPeer, kind: TransportKind, body: &[u8]) -> Option<Vec<u8>> {
         if kind == TransportKind::Tcp {
             return self.answer_tcp(peer, body);
+        }
+        if kind == TransportKind::SharedMemory {
+            return self.shared.as_ref()?.location();
         }
         let mut sessions = peer.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let session = match sessions.entry(kind) {

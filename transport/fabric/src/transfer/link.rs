@@ -414,6 +414,17 @@ impl State {
     /// Ends a batch; what rails have of it is cancelled there.
     fn end_flight(&mut self, flight: &Arc<Flight>, status: Status) {
         flight.fail_all(status);
+        // Jobs keep the flight's regions in use.
+        self.urgent.retain(|job| !Arc::ptr_eq(&job.flight, flight));
+        let mut dropped = 0;
+        self.bulk.retain(|job| {
+            let is_other = !Arc::ptr_eq(&job.flight, flight);
+            if !is_other {
+                dropped += left_of(flight, job.request, job.cursor);
+            }
+            is_other
+        });
+        self.bulk_len -= dropped;
         let mut over = Vec::new();
         for (id, held) in &self.slices {
             if !Arc::ptr_eq(&held.flight, flight) {

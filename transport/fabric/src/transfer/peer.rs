@@ -17,7 +17,8 @@ use super::limits::{BATCH_COUNT_MAX, NOTIFICATION_LEN_MAX, PART_COUNT_MAX, REQUE
 use super::link::{Link, RailReport};
 use super::region::{RegionId, RemoteRegion};
 use super::request::{BatchOptions, LocalPart, Priority, Request};
-use super::transport::Operation;
+use super::shm::{Lease, SharedPeer, SharedWork};
+use super::transport::{Operation, TransportKind};
 use super::wire::{MessageKind, decode_regions};
 
 /// A peer. Dropping it ends its transfers as [`Status::Cancelled`].
@@ -25,6 +26,8 @@ pub struct Peer {
     pub(super) name: String,
     pub(super) link: Arc<Link>,
     pub(super) control: Arc<Control>,
+    /// None: it is on another host, or that way may not be taken.
+    pub(super) shared: Option<Arc<SharedPeer>>,
     pub(super) regions: Mutex<Vec<Arc<RemoteRegion>>>,
     pub(super) threads: Vec<JoinHandle<()>>,
 }
@@ -124,12 +127,55 @@ impl Peer {
                 flight.finish(index, status);
             }
         }
-        self.link.submit(&flight);
+        let link = Arc::clone(&self.link);
+        if let Some(shared) = self.shared.as_ref().filter(|_| may_share(&flight)) {
+            let work = SharedWork::new(Arc::clone(shared));
+            return Ok(Transfer {
+                flight,
+                link,
+                work: Some(work),
+                is_verified: true,
+            });
+        }
+        if self.threads.is_empty() {
+            flight.fail_all(Status::AccessDenied);
+        } else {
+            self.link.submit(&flight);
+        }
         Ok(Transfer {
             flight,
-            link: Arc::clone(&self.link),
+            link,
+            work: None,
             is_verified: false,
         })
+    }
+
+    /// Takes a lease on bytes of a region of a peer on this host: they are read where they are.
+    ///
+    /// # Errors
+    /// The duration is outside its limits, or the peer is not reached over shared memory. What
+    /// the peer refuses, or does not have, is a [`Status`].
+    pub fn lease(
+        &self,
+        region: &RemoteRegion,
+        offset: u64,
+        len: u64,
+        duration: Duration,
+    ) -> Result<Result<Lease, Status>, TransferError> {
+        let shared = self
+            .shared
+            .as_ref()
+            .ok_or_else(|| TransferError::Transport {
+                kind: TransportKind::SharedMemory,
+                what: format!("{} is not reached over it", self.name),
+            })?;
+        shared.lease(region, offset, len, duration)
+    }
+
+    /// Whether transfers of this peer's shared regions go over memory of this host.
+    #[must_use]
+    pub const fn is_shared(&self) -> bool {
+        self.shared.is_some()
     }
 }
 
@@ -224,19 +270,37 @@ fn refusal(request: &CheckedRequest) -> Option<Status> {
     })
 }
 
+/// Whether all of a batch can go over shared memory.
+fn may_share(flight: &Flight) -> bool {
+    flight.requests.iter().all(|request| {
+        let mut remote = request.remote.iter();
+        let mut local = request.local.iter();
+        remote.all(|part| part.region.key(TransportKind::SharedMemory).is_some())
+            && local.all(|part| part.region.memory().is_host())
+    })
+}
+
+/// Bytes that a transfer over shared memory moves before it looks at the time again, or lets an
+/// executor's other tasks run: less than 0.2 ms.
+const SHARED_STEP_LEN: u64 = 1 << 20;
+
 /// A batch under way. It can be polled, waited for, awaited and cancelled. Dropping it cancels
 /// what is left without waiting: the memory stays registered until that is over.
 #[must_use = "dropping a transfer cancels it"]
 pub struct Transfer {
     flight: Arc<Flight>,
     link: Arc<Link>,
+    /// Over shared memory it is moved by who waits for it.
+    work: Option<SharedWork>,
     is_verified: bool,
 }
 
 impl Transfer {
-    /// The status of each request as it is now. Checksums are verified when all are over, by who
+    /// The status of each request as it is now. Over shared memory this moves some of it.
+    /// Checksums are verified when all are over, by who
     /// asks first.
     pub fn statuses(&mut self) -> Vec<Status> {
+        self.advance(SHARED_STEP_LEN);
         if self.flight.is_over() {
             self.verify();
         }
@@ -252,7 +316,23 @@ impl Transfer {
     /// Waits until every request is final; their statuses. `None`: that did not come within
     /// `timeout`, and the transfer goes on.
     pub fn wait(&mut self, timeout: Duration) -> Option<Vec<Status>> {
+        if self.work.is_some() {
+            let begun = now();
+            while !self.flight.is_over() {
+                self.advance(SHARED_STEP_LEN);
+                if begun.elapsed() >= timeout {
+                    break;
+                }
+            }
+        }
         self.flight.wait(timeout).then(|| self.statuses())
+    }
+
+    /// Moves what goes over shared memory, about `budget` bytes of it.
+    fn advance(&mut self, budget: u64) {
+        if let Some(work) = self.work.as_mut().filter(|_| !self.flight.is_over()) {
+            work.advance(&self.flight, budget);
+        }
     }
 
     /// Ends what is not done. When this returns, nothing touches the local memory, and nothing
@@ -260,7 +340,10 @@ impl Transfer {
     #[must_use]
     pub fn cancel(mut self) -> Vec<Status> {
         self.link.end(&self.flight, Status::Cancelled);
-        self.link.wait_quiet(&self.flight);
+        // Over shared memory nothing moves but while it is waited for.
+        if self.work.is_none() {
+            self.link.wait_quiet(&self.flight);
+        }
         self.statuses()
     }
 
@@ -289,11 +372,14 @@ impl Future for Transfer {
     type Output = Vec<Status>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Vec<Status>> {
+        self.advance(SHARED_STEP_LEN);
         if self.flight.is_over_or_wake(context.waker()) {
-            Poll::Ready(self.statuses())
-        } else {
-            Poll::Pending
+            return Poll::Ready(self.statuses());
         }
+        if self.work.is_some() {
+            context.waker().wake_by_ref();
+        }
+        Poll::Pending
     }
 }
 

@@ -108,3 +108,8 @@ fn tcp_nothing_is_written_after_a_cancel() {
 fn tcp_nothing_is_written_after_a_cancel_over_two_rails() {
     nothing_is_written_after_a_cancel(TransportKind::Tcp, 2);
 }
+
+#[test]
+fn shm_nothing_is_written_after_a_cancel() {
+    nothing_is_written_after_a_cancel(TransportKind::SharedMemory, 1);
+}

@@ -5,4 +5,5 @@
 mod cancel;
 mod moves;
 mod pair;
+mod shared;
 mod wrong;

@@ -206,3 +206,18 @@ fn owner_that_starts_again_is_found_again() {
     assert!(bytes_of(&pair.local, 0, 1 << 20) == bytes);
     drop(pair);
 }
+
+#[test]
+fn shm_reads_and_writes_arrive() {
+    reads_and_writes_arrive(TransportKind::SharedMemory, 1);
+}
+
+#[test]
+fn shm_parts_are_scattered_and_gathered() {
+    parts_are_scattered_and_gathered(TransportKind::SharedMemory);
+}
+
+#[test]
+fn shm_many_threads_do_not_mix_their_bytes() {
+    many_threads_do_not_mix_their_bytes(TransportKind::SharedMemory);
+}

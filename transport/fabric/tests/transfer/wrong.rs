@@ -277,33 +277,38 @@ fn peer_that_dies_ends_requests_by_name() {
         .register(Memory::shared(64 << 20).unwrap(), Access::Local)
         .unwrap();
     let peer = opener.open(pair.owner.addresses()).unwrap();
-    let request = |pair: &Pair| {
+    let owner = std::mem::replace(&mut pair.owner, crate::pair::owner(1));
+    let begin = |options| {
         let mut part = pair.local(0, 64 << 20);
         part.region = Arc::clone(&local);
-        Request::read(part, pair.remote(0, 64 << 20))
+        let request = Request::read(part, pair.remote(0, 64 << 20));
+        peer.submit(&[request], options).unwrap()
     };
-    let mut transfer = peer
-        .submit(&[request(&pair)], BatchOptions::default())
-        .unwrap();
-    drop(std::mem::replace(&mut pair.owner, crate::pair::owner(1)));
+    let mut transfer = begin(BatchOptions::default());
+    drop(owner);
     let first = transfer.wait(HANG).unwrap();
     assert!(
         first == [Status::PeerLost] || first == [Status::Done],
         "{first:?}"
     );
-    let mut transfer = peer
-        .submit(&[request(&pair)], BatchOptions::default())
-        .unwrap();
-    assert_eq!(transfer.wait(HANG), Some(vec![Status::PeerLost]));
+    drop(transfer);
+    assert_eq!(
+        begin(BatchOptions::default()).wait(HANG),
+        Some(vec![Status::PeerLost])
+    );
     let late = BatchOptions {
         timeout: Duration::from_millis(1),
         ..BatchOptions::default()
     };
-    let mut transfer = peer.submit(&[request(&pair)], late).unwrap();
-    let ended = transfer.wait(HANG).unwrap()[0];
+    let ended = begin(late).wait(HANG).unwrap()[0];
     assert!(
         matches!(ended, Status::DeadlineExceeded | Status::PeerLost),
         "{ended}"
     );
     opener.unregister(local.id(), HANG).unwrap();
+}
+
+#[test]
+fn shm_wrong_remote_regions_are_refused_by_name() {
+    wrong_remote_regions_are_refused_by_name(TransportKind::SharedMemory);
 }
