@@ -42,6 +42,35 @@ const REST_FIRST_NS: u64 = 2_000_000;
 /// small against what the failure itself costs, and probes become rare by themselves.
 const REST_PART: u64 = 8;
 
+/// NUMA nodes that are told apart; memory of a higher one counts as near.
+pub const NODE_COUNT_MAX: usize = 8;
+
+/// How far a rail is from memory of each NUMA node: 1 is beside it, 2 takes twice the time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Distances(pub [f64; NODE_COUNT_MAX]);
+
+impl Default for Distances {
+    fn default() -> Self {
+        Self([1.0; NODE_COUNT_MAX])
+    }
+}
+
+impl Distances {
+    fn from(&self, node: Option<usize>) -> f64 {
+        let distance = node.and_then(|node| self.0.get(node)).copied();
+        distance.unwrap_or(1.0).max(1.0)
+    }
+}
+
+/// A slice as the chooser sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceTraits {
+    /// Bytes of it.
+    pub len: u64,
+    /// The NUMA node of its local memory, if that is known.
+    pub node: Option<usize>,
+}
+
 /// What is known of a rail when it is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RailTraits {
@@ -50,8 +79,8 @@ pub struct RailTraits {
     pub rank: u8,
     /// What its link says of its bandwidth, in bytes a second.
     pub bandwidth: Option<u64>,
-    /// How far it is from the memory: 1 is beside it, 2 takes twice the time.
-    pub distance: f64,
+    /// How far it is from memory.
+    pub distances: Distances,
 }
 
 /// Whether a rail can be used.
@@ -101,7 +130,7 @@ impl RailFigures {
 
     /// Bytes a second that are expected now. A rail that has ended nothing for longer than a
     /// slice should take is as slow as that wait shows.
-    fn expected_bandwidth(&self, now_ns: u64) -> f64 {
+    fn expected_bandwidth(&self, node: Option<usize>, now_ns: u64) -> f64 {
         let mut bandwidth = self.bandwidth;
         if self.outstanding_count > 0 {
             let waited = seconds(now_ns.saturating_sub(self.progress_ns));
@@ -111,12 +140,13 @@ impl RailFigures {
                 bandwidth = slice_len / waited;
             }
         }
-        (bandwidth / self.traits.distance).max(BANDWIDTH_MIN)
+        (bandwidth / self.traits.distances.from(node)).max(BANDWIDTH_MIN)
     }
 
-    /// Seconds from now until it would have ended `len` more bytes.
-    fn finish(&self, len: u64, now_ns: u64) -> f64 {
-        (self.outstanding_len + len) as f64 / self.expected_bandwidth(now_ns)
+    /// Seconds from now until it would have ended one more slice.
+    fn finish(&self, slice: SliceTraits, now_ns: u64) -> f64 {
+        let len = self.outstanding_len + slice.len;
+        len as f64 / self.expected_bandwidth(slice.node, now_ns)
     }
 
     fn has_room(&self, len: u64) -> bool {
@@ -142,10 +172,7 @@ impl Chooser {
         let figures = |traits: &RailTraits| {
             let told = traits.bandwidth.map(|bandwidth| bandwidth as f64);
             RailFigures {
-                traits: RailTraits {
-                    distance: traits.distance.max(1.0),
-                    ..*traits
-                },
+                traits: *traits,
                 state: RailState::Up,
                 outstanding_len: 0,
                 outstanding_count: 0,
@@ -188,23 +215,23 @@ impl Chooser {
         self.rails.iter().any(RailFigures::is_up)
     }
 
-    /// The rail that is to have a slice of `len` bytes now, when `backlog_len` bytes wait
-    /// with it. `None`: no rail has room, or waiting for one that has none is better.
+    /// The rail that is to have a slice now, when `backlog_len` bytes wait with it. `None`: no rail has room, or waiting for one that has none is better.
     #[must_use]
-    pub fn choose(&self, len: u64, backlog_len: u64, now_ns: u64) -> Option<usize> {
-        let first = self.first_to_finish(len, now_ns)?;
+    pub fn choose(&self, slice: SliceTraits, backlog_len: u64, now_ns: u64) -> Option<usize> {
+        let len = slice.len;
+        let first = self.first_to_finish(slice, now_ns)?;
         if self.rails[first].has_room(len) {
             return Some(first);
         }
         let outstanding: u64 = self.usable().map(|(_, rail)| rail.outstanding_len).sum();
         let bandwidth: f64 = self
             .usable()
-            .map(|(_, rail)| rail.expected_bandwidth(now_ns))
+            .map(|(_, rail)| rail.expected_bandwidth(slice.node, now_ns))
             .sum();
         let whole = (outstanding + backlog_len.max(len)) as f64 / bandwidth;
         self.usable()
             .filter(|(_, rail)| rail.has_room(len))
-            .map(|(ix, rail)| (ix, rail.finish(len, now_ns)))
+            .map(|(ix, rail)| (ix, rail.finish(slice, now_ns)))
             .filter(|(_, finish)| *finish <= whole * LATE_FACTOR)
             .min_by(|a, b| a.1.total_cmp(&b.1))
             .map(|(ix, _)| ix)
@@ -213,14 +240,14 @@ impl Chooser {
     /// The rail for an urgent slice. It goes before what is not urgent, so only the room for
     /// slices at all is asked for.
     #[must_use]
-    pub fn choose_urgent(&self, len: u64, now_ns: u64) -> Option<usize> {
-        let first = self.first_to_finish(len, now_ns)?;
+    pub fn choose_urgent(&self, slice: SliceTraits, now_ns: u64) -> Option<usize> {
+        let first = self.first_to_finish(slice, now_ns)?;
         (self.rails[first].outstanding_count < WINDOW_COUNT_MAX).then_some(first)
     }
 
-    fn first_to_finish(&self, len: u64, now_ns: u64) -> Option<usize> {
+    fn first_to_finish(&self, slice: SliceTraits, now_ns: u64) -> Option<usize> {
         self.usable()
-            .map(|(ix, rail)| (ix, rail.finish(len, now_ns)))
+            .map(|(ix, rail)| (ix, rail.finish(slice, now_ns)))
             .min_by(|a, b| a.1.total_cmp(&b.1))
             .map(|(ix, _)| ix)
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::chooser::{Chooser, RailFigures, RailTraits};
+use super::chooser::{Chooser, RailFigures, RailTraits, SliceTraits};
 use super::clock::{now, now_ns};
 use super::error::{Status, TransferError};
 use super::flight::{Cursor, Cut, Flight};
@@ -264,9 +264,13 @@ impl State {
                 self.returned.pop_front();
                 continue;
             };
-            let (len, is_urgent) = (held.slice.len, held.slice.is_urgent);
-            let backlog_len = self.bulk_len + len;
-            if !self.is_for(ix, len, is_urgent, backlog_len, now_ns) {
+            let node = held.slice.local.node();
+            let traits = SliceTraits {
+                len: held.slice.len,
+                node,
+            };
+            let (is_urgent, backlog_len) = (held.slice.is_urgent, self.bulk_len + traits.len);
+            if !self.is_for(ix, traits, is_urgent, backlog_len, now_ns) {
                 return;
             }
             self.returned.pop_front();
@@ -283,15 +287,15 @@ impl State {
     fn is_for(
         &mut self,
         ix: usize,
-        len: u64,
+        slice: SliceTraits,
         is_urgent: bool,
         backlog_len: u64,
         now_ns: u64,
     ) -> bool {
         let chosen = if is_urgent {
-            self.chooser.choose_urgent(len, now_ns)
+            self.chooser.choose_urgent(slice, now_ns)
         } else {
-            self.chooser.choose(len, backlog_len, now_ns)
+            self.chooser.choose(slice, backlog_len, now_ns)
         };
         if let Some(other) = chosen.filter(|chosen| *chosen != ix) {
             self.rails[other].tell();
@@ -339,7 +343,9 @@ impl State {
                 }
                 continue;
             };
-            if !self.is_for(ix, cut.len, is_urgent, self.bulk_len, now_ns) {
+            let node = checked.local[cut.local].region.node();
+            let traits = SliceTraits { len: cut.len, node };
+            if !self.is_for(ix, traits, is_urgent, self.bulk_len, now_ns) {
                 return None;
             }
             let behind = checked.behind(cursor, &cut);

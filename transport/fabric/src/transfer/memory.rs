@@ -253,6 +253,28 @@ impl Memory {
         unsafe { self.base.add(offset as usize) }
     }
 
+    /// The NUMA node of the first byte, as the kernel tells; it makes the page if there is none.
+    pub(crate) fn node(&self) -> Option<usize> {
+        /// Of linux/mempolicy.h: the node of an address.
+        const NODE_OF_ADDRESS: libc::c_ulong = 1 | 2;
+        if !self.is_host() {
+            return None;
+        }
+        let mut node: libc::c_int = -1;
+        // SAFETY: the call writes one int, and looks at an address of this process.
+        let code = unsafe {
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                &raw mut node,
+                std::ptr::null_mut::<libc::c_ulong>(),
+                0_u64,
+                self.base.as_ptr(),
+                NODE_OF_ADDRESS,
+            )
+        };
+        usize::try_from(node).ok().filter(|_| code == 0)
+    }
+
     /// Feeds `len` bytes at `offset` to `hash`, in pieces that stay in the processor's cache.
     ///
     /// # Panics

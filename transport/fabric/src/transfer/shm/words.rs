@@ -67,8 +67,11 @@ impl SharedWords {
     pub(super) fn word(&self, slot: u32) -> Option<&AtomicU64> {
         let slot = slot as usize;
         (slot < REGION_COUNT_MAX).then(|| {
-            // SAFETY: the mapping holds so many words, aligned as its pages are.
-            unsafe { self.base.add(slot).as_ref() }
+            // SAFETY: the mapping holds so many words.
+            let word = unsafe { self.base.add(slot) };
+            // SAFETY: it is aligned as its page is, lives as long as self, and is only ever an
+            // atomic here; other processes change it as one.
+            unsafe { word.as_ref() }
         })
     }
 

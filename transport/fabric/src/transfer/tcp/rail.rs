@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::lane::Lane;
 use super::{UNKNOWN_TOKEN, connect};
 use crate::transfer::error::RailError;
+use crate::transfer::topology::interface_of;
 use crate::transfer::transport::{
     Ask, Ended, Interest, Rail, RailLink, Slice, SliceId, TransportKind,
 };
@@ -34,16 +35,11 @@ pub(in crate::transfer) struct TcpRail {
 
 impl TcpRail {
     /// A rail that is still down.
-    pub(in crate::transfer) fn new(
-        address: SocketAddr,
-        number: u32,
-        timeout: Duration,
-        device: Option<String>,
-    ) -> Self {
+    pub(in crate::transfer) fn new(address: SocketAddr, number: u32, timeout: Duration) -> Self {
         let link = RailLink {
             name: format!("tcp {address}"),
             kind: TransportKind::Tcp,
-            device,
+            device: None,
             bandwidth: None,
         };
         Self {
@@ -66,6 +62,9 @@ impl TcpRail {
                 is_urgent,
             };
             let (stream, _) = connect(self.address, purpose, token, self.timeout)?;
+            if let Ok(own) = stream.local_addr() {
+                self.link.device = interface_of(own.ip());
+            }
             lanes.push(Lane::new(stream).map_err(RailError::os("prepare a lane"))?);
         }
         self.lanes = lanes;
