@@ -22,9 +22,12 @@ const BANDWIDTH_MIN: f64 = 1e3;
 /// Weight of the newest measurement: the last eight or so decide.
 const NEWEST_WEIGHT: f64 = 0.25;
 
-/// How far ahead a rail is given slices: long against a round trip and a thread's wake-up, short
-/// against what a user notices when a rail fails.
+/// How far ahead a rail is given slices, beside twice the time that one alone takes on it: long
+/// against a thread's wake-up, short against what a user notices when a rail fails.
 const WINDOW_SECONDS: f64 = 0.001;
+
+/// The longest round trip that a window makes up for.
+const LATENCY_MAX_NS: u64 = 200_000_000;
 
 /// Slices a rail has at least, so that one goes while the next is on its way.
 const WINDOW_COUNT_MIN: u64 = 2;
@@ -121,6 +124,10 @@ pub struct RailFigures {
     sample_ns: u64,
     is_measured: bool,
     failed_ns: u64,
+    /// Whether the next slice to end is the first after a time without any.
+    is_first: bool,
+    /// How long one slice takes from its being given to its end, when it is alone.
+    latency_ns: u64,
 }
 
 impl RailFigures {
@@ -150,7 +157,8 @@ impl RailFigures {
     }
 
     fn has_room(&self, len: u64) -> bool {
-        let ahead = self.bandwidth * WINDOW_SECONDS;
+        // A window shorter than the round trip would be what limits the bandwidth.
+        let ahead = self.bandwidth * (WINDOW_SECONDS + 2.0 * seconds(self.latency_ns));
         self.outstanding_count < WINDOW_COUNT_MIN
             || (self.outstanding_count < WINDOW_COUNT_MAX
                 && (self.outstanding_len + len) as f64 <= ahead)
@@ -184,6 +192,8 @@ impl Chooser {
                 sample_ns: 0,
                 is_measured: false,
                 failed_ns: 0,
+                is_first: false,
+                latency_ns: 0,
             }
         };
         Self {
@@ -257,6 +267,7 @@ impl Chooser {
         let rail = &mut self.rails[ix];
         if rail.outstanding_count == 0 {
             (rail.progress_ns, rail.sample_ns, rail.sample_len) = (now_ns, now_ns, 0);
+            rail.is_first = true;
         }
         rail.outstanding_len += len;
         rail.outstanding_count += 1;
@@ -265,6 +276,17 @@ impl Chooser {
     /// A slice of `len` bytes ended on a rail; `is_moved` when its bytes went over it.
     pub fn ended(&mut self, ix: usize, len: u64, is_moved: bool, now_ns: u64) {
         let rail = &mut self.rails[ix];
+        if std::mem::take(&mut rail.is_first) {
+            let taken = now_ns.saturating_sub(rail.progress_ns).min(LATENCY_MAX_NS);
+            // One that was late by chance is forgotten slowly, a better one is believed.
+            let more = taken.saturating_sub(rail.latency_ns) / 4;
+            let is_new = rail.latency_ns == 0 || taken < rail.latency_ns;
+            rail.latency_ns = if is_new {
+                taken
+            } else {
+                rail.latency_ns + more
+            };
+        }
         rail.outstanding_len = rail.outstanding_len.saturating_sub(len);
         rail.outstanding_count = rail.outstanding_count.saturating_sub(1);
         rail.progress_ns = now_ns;

@@ -447,3 +447,35 @@ fn farther_rail_is_given_less() {
     assert!(counts[1] >= counts[0], "{counts:?}");
     assert_eq!(chooser.choose(slice(SLICE_LEN), SLICE_LEN, 0), None);
 }
+
+/// Runs a rail that serves at once and answers late; bytes a second.
+fn run_with_latency(latency_ns: u64, bandwidth: f64) -> f64 {
+    let traits = RailTraits {
+        rank: 0,
+        bandwidth: None,
+        distances: Distances::default(),
+    };
+    let mut chooser = Chooser::new(&[traits], Duration::from_secs(1));
+    let mut answers: VecDeque<u64> = VecDeque::new();
+    let (mut now, mut free, mut moved) = (0, 0, 0);
+    while now < 2_000_000_000 {
+        while chooser.choose(slice(SLICE_LEN), 1 << 40, now).is_some() {
+            chooser.given(0, SLICE_LEN, now);
+            free = now.max(free) + to_ns(SLICE_LEN as f64 / bandwidth);
+            answers.push_back(free + latency_ns);
+        }
+        now = answers.pop_front().unwrap();
+        chooser.ended(0, SLICE_LEN, true, now);
+        moved += SLICE_LEN;
+    }
+    moved as f64 / seconds(now)
+}
+
+#[test]
+fn rail_with_a_long_round_trip_is_kept_full() {
+    for latency_ns in [10_000, 1_000_000, 30_000_000] {
+        let share = run_with_latency(latency_ns, 2e9) / 2e9;
+        eprintln!("round trip {latency_ns} ns: {share:.3} of the link");
+        assert!(share > 0.95, "{share}");
+    }
+}

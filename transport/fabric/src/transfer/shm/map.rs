@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::words::is_sealed;
 use crate::transfer::flight::Cut;
-use crate::transfer::memory::Memory;
+use crate::transfer::memory::{Memory, advise_hugepages};
 
 /// A checksum that grows with what is read.
 pub(super) enum Sum {
@@ -75,6 +75,7 @@ impl RemoteMap {
         protection.set(ProtFlags::PROT_WRITE, is_writable);
         // SAFETY: a fresh shared mapping at an address of the kernel's choice.
         let base = unsafe { mmap(None, map_len, protection, MapFlags::MAP_SHARED, memfd, 0) }?;
+        advise_hugepages(base, map_len);
         Ok(Self {
             base: base.cast(),
             len,

@@ -26,6 +26,10 @@ use crate::transfer::wire::{Purpose, Token};
 /// Bytes copied and then hashed at once: they stay in the processor's second-level cache.
 const PIECE_LEN: u64 = 128 << 10;
 
+/// Bytes of a request that are copied and hashed at once when they are contiguous: hashing all of
+/// them by one call makes up for the cache they do not fit.
+const AT_ONCE_LEN: u64 = 1 << 20;
+
 /// A peer on this host.
 pub(in crate::transfer) struct SharedPeer {
     stream: Mutex<UnixStream>,
@@ -318,18 +322,17 @@ impl SharedWork {
     /// Moves up to `budget` bytes of the current request, and goes on to the next when it ends.
     fn advance_request(&mut self, flight: &Flight, budget: u64) -> u64 {
         let request = &flight.requests[self.request];
+        let whole = request.next_cut(Cursor::START, AT_ONCE_LEN);
+        let is_at_once = whole.is_some_and(|cut| cut.len == request.len());
+        let piece_len = if is_at_once { AT_ONCE_LEN } else { PIECE_LEN };
         if self.sum.is_none() {
-            let sum = |expected: Expected| {
-                let whole = request.next_cut(Cursor::START, PIECE_LEN);
-                let is_at_once = whole.is_some_and(|cut| cut.len == request.len());
-                Sum::new(expected.seed, is_at_once)
-            };
+            let sum = |expected: Expected| Sum::new(expected.seed, is_at_once);
             self.sum = request.expected.map(sum);
         }
         let mut moved = 0;
         let mut status = flight.failure(self.request);
         while status.is_none() && moved < budget {
-            let Some(cut) = request.next_cut(self.cursor, PIECE_LEN) else {
+            let Some(cut) = request.next_cut(self.cursor, piece_len) else {
                 let digest = self.sum.as_ref().map(Sum::digest);
                 let is_right = request.expected.map(|expected| expected.checksum) == digest;
                 status = Some(if is_right {

@@ -98,3 +98,9 @@ pub(super) fn is_sealed(memfd: BorrowedFd<'_>, len: u64) -> Result<bool, nix::Er
     let is_long = u64::try_from(file_len).is_ok_and(|file_len| file_len >= len);
     Ok(is_long && seals.contains(SealFlag::F_SEAL_SHRINK))
 }
+
+/// Whether no process can map a memfd for writing any more.
+pub(super) fn is_write_sealed(memfd: BorrowedFd<'_>) -> Result<bool, nix::Error> {
+    let seals = SealFlag::from_bits_retain(fcntl(memfd, FcntlArg::F_GET_SEALS)?);
+    Ok(seals.intersects(FUTURE_WRITE | SealFlag::F_SEAL_WRITE))
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::lane::Lane;
 use super::{UNKNOWN_TOKEN, connect};
-use crate::transfer::error::RailError;
+use crate::transfer::error::{RailError, Status};
 use crate::transfer::topology::interface_of;
 use crate::transfer::transport::{
     Ask, Ended, Interest, Rail, RailLink, Slice, SliceId, TransportKind,
@@ -29,7 +29,7 @@ pub(in crate::transfer) struct TcpRail {
     timeout: Duration,
     /// First the one for bulk, then the one for what is urgent. None: the rail is down.
     lanes: Vec<Lane>,
-    /// What ended by being cancelled since the last poll.
+    /// What ended without the peer since the last poll.
     cancelled: Vec<Ended>,
 }
 
@@ -81,6 +81,18 @@ impl Rail for TcpRail {
         let [bulk, urgent] = &mut self.lanes[..] else {
             return Err(RailError::Closed);
         };
+        // Memory of a device is no memory to the kernel.
+        slices.retain(|slice| {
+            let is_host = slice.local.memory().is_host();
+            if !is_host {
+                let status = Status::AccessDenied;
+                self.cancelled.push(Ended {
+                    id: slice.id,
+                    status,
+                });
+            }
+            is_host
+        });
         let split = slices.iter().take_while(|slice| slice.is_urgent).count();
         urgent.post(slices.drain(..split))?;
         bulk.post(slices.drain(..))
