@@ -31,6 +31,11 @@ pub const MEMLOCK_MIN: u64 = 512 << 10;
 /// by a ring of its own, so the pool is as small as glommio takes it.
 const GLOMMIO_POOL_LEN: usize = 64 << 10;
 
+thread_local! {
+    /// Whether this thread's executor runs nothing any more.
+    static HAS_ENDED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Entries of glommio's rings; they carry timers, sockets and eventfds, not block I/O.
 const GLOMMIO_RING_DEPTH: usize = 128;
 
@@ -225,6 +230,7 @@ fn start_one_of(
                 };
                 // In one task: no beat is missing when the jobs begin.
                 Counted(Box::pin(or(beat(), jobs))).await;
+                HAS_ENDED.set(true);
             })
             .map_err(|error| failed(error.to_string()))?;
         if let Ok(executor) = runs.recv_timeout(START_WAIT) {
@@ -373,7 +379,10 @@ impl Clock for GlommioRuntime {
 
 impl Tasks for GlommioRuntime {
     fn spawn(&self, task: LocalFuture<'static, ()>) {
-        glommio::spawn_local(Counted(logged(task))).detach();
+        // What is dropped with an executor may hand its rest over: there is nobody to run it.
+        if !HAS_ENDED.get() {
+            glommio::spawn_local(Counted(logged(task))).detach();
+        }
     }
 
     fn sleep_until(&self, deadline: Nanos) -> LocalFuture<'static, ()> {

@@ -511,3 +511,27 @@ fn recovery_dropped_anywhere_leaves_devices_that_recover() {
     };
     drop_one_of_the_ends(call, true);
 }
+
+/// Aim: who reads a block and does not go on polling keeps nobody else from it, and has it itself
+/// when it polls again, whether it was polled by another task meanwhile or not.
+#[test]
+fn reader_that_is_not_polled_keeps_nobody_from_its_block() {
+    let sim = Sim::new(7);
+    let world = world(&sim);
+    sim.run(async {
+        let (key, options) = (key(&world, COLD), GetOptions::default());
+        let mut first = Box::pin(world.shard.get(&key, &options));
+        poll_fn(|context| {
+            assert!(first.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        let (second, third) = join(finds(&world, COLD, 1), finds(&world, COLD, 1)).await;
+        assert!(second && third);
+        let found = world.within(|| "get".to_owned(), CALL_MAX, first).await;
+        assert!(matches!(found, Lookup::Hit { value, .. } if value[..] == bytes(COLD, 1)));
+    });
+    let counters = world.shard.stats().counters;
+    assert_eq!((counters.promotions, counters.reads_joined), (1, 2));
+    world.check_idle("one read for all");
+}

@@ -15,9 +15,10 @@ use terrace_types::checksum::ChecksumStream;
 use terrace_types::{BlockIx, BlockKey, Checksum, Lookup, Tier, UnavailableReason};
 
 use super::Shard;
+use super::flight::Flight;
 use super::get::{GetOptions, LocalPin};
 use super::room::Asker;
-use crate::index::{ERASED, PROMOTING, WARM};
+use crate::index::{ERASED, WARM};
 
 /// Bytes that are copied out of a region and hashed at a time: they stay in the first cache.
 const PIECE_LEN: usize = 16 << 10;
@@ -105,18 +106,14 @@ impl Shard {
         block: BlockIx,
         region: &RegisteredRegion,
     ) -> Result<Option<usize>, UnavailableReason> {
-        self.state.borrow_mut().index.record_mut(block).flags |= PROMOTING;
-        let (sender, receiver) = futures_channel::oneshot::channel();
         let (shard, key, region) = (Rc::clone(self), key.clone(), region.clone());
-        self.spawn(Box::pin(async move {
+        let read = Box::pin(async move {
+            // A caller that went away has its region back all the same.
             let outcome = shard.read_into_region(&key, block, region).await;
             shard.end_promotion(block);
-            // A caller that went away has its region back all the same.
-            let _ = sender.send(outcome);
-        }));
-        receiver
-            .await
-            .unwrap_or(Err(UnavailableReason::ShardFenced))
+            outcome
+        });
+        self.begin_promotion(block, &Flight::new(self, read)).await
     }
 
     async fn read_into_region(
@@ -154,10 +151,7 @@ impl Shard {
                 state.counters.direct_reads += 1;
                 state.index.record_mut(block).flags |= WARM;
             }
-            state
-                .promotions
-                .get(&block)
-                .is_some_and(|who| !who.is_empty())
+            state.is_joined(block)
         };
         if !sound {
             self.give_up_damaged(block);

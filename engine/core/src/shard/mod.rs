@@ -19,6 +19,7 @@ mod announce;
 mod demote;
 mod direct;
 mod facts;
+mod flight;
 mod get;
 mod learned;
 mod lease;
@@ -63,6 +64,7 @@ use crate::stats::{Counters, ShardGauges, ShardStats};
 
 pub(crate) use direct::Direct;
 pub use facts::BlockFacts;
+use flight::ByNumber;
 pub use get::{GetOptions, LocalPin, Placement, TryGet};
 pub use lease::{Descriptor, Lease, LeaseId};
 pub use list::ListedBlock;
@@ -157,7 +159,7 @@ struct State {
     blocks_cap: usize,
     dram_blocks: usize,
     payload_bytes: u64,
-    writers: HashMap<SlotIx, Filling>,
+    writers: HashMap<SlotIx, Filling, ByNumber>,
     pinned_bytes: u64,
     pinned_bytes_max: u64,
     ticks: u64,
@@ -166,8 +168,7 @@ struct State {
     lease_next: u64,
     sinks: Vec<EventSink>,
     event_sequence: u64,
-    /// Wakers of reads that joined a promotion under way.
-    promotions: HashMap<BlockIx, Vec<Waker>>,
+    promotions: HashMap<BlockIx, promote::Promotion, ByNumber>,
     /// Tasks that wait for room or for pins to come back: reads, which go first, and stores.
     waiting_reads: Vec<Waker>,
     waiting: Vec<Waker>,
@@ -283,7 +284,8 @@ impl Shard {
         if let Ok(mut state) = self.state.try_borrow_mut() {
             state.wake_waiting();
             let joined = std::mem::take(&mut state.promotions);
-            joined.into_values().flatten().for_each(Waker::wake);
+            let joined = joined.into_values().flat_map(|promotion| promotion.joined);
+            joined.for_each(Waker::wake);
             state.ahead.wake();
         }
     }
@@ -466,7 +468,7 @@ impl State {
             blocks_cap: cap.unwrap_or(usize::MAX),
             dram_blocks: 0,
             payload_bytes: 0,
-            writers: HashMap::new(),
+            writers: HashMap::default(),
             pinned_bytes: 0,
             pinned_bytes_max,
             ticks: 0,
@@ -475,7 +477,7 @@ impl State {
             lease_next: 1,
             sinks: Vec::new(),
             event_sequence: 0,
-            promotions: HashMap::new(),
+            promotions: HashMap::default(),
             waiting_reads: Vec::new(),
             waiting: Vec::new(),
             room_waiters: 0,

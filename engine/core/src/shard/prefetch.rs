@@ -115,6 +115,12 @@ impl Ahead {
         self.wake();
     }
 
+    fn wait(&mut self, waker: &Waker) {
+        if !self.waiting.iter().any(|known| known.will_wake(waker)) {
+            self.waiting.push(waker.clone());
+        }
+    }
+
     pub(super) fn wake(&mut self) {
         self.waiting.drain(..).for_each(Waker::wake);
     }
@@ -194,6 +200,8 @@ impl Shard {
         }
         if let Ok(mut state) = self.state.try_borrow_mut() {
             state.counters.prefetch_cancelled += report.cancelled;
+            // One whose time was up left its waker behind.
+            state.ahead.wake();
         }
         report
     }
@@ -234,7 +242,7 @@ impl Shard {
                 ahead.claim(bytes);
                 return Poll::Ready(true);
             }
-            ahead.waiting.push(context.waker().clone());
+            ahead.wait(context.waker());
             Poll::Pending
         })
         .await
@@ -246,8 +254,7 @@ impl Shard {
             if under_way.get() == 0 || self.unavailable().is_some() {
                 return Poll::Ready(());
             }
-            let waker = context.waker().clone();
-            self.state.borrow_mut().ahead.waiting.push(waker);
+            self.state.borrow_mut().ahead.wait(context.waker());
             Poll::Pending
         })
         .await;

@@ -6,14 +6,15 @@
 //! - The read ends and cleans up by itself, whoever goes away.
 
 use std::future::poll_fn;
-use std::rc::Rc;
-use std::task::Poll;
+use std::rc::{Rc, Weak};
+use std::task::{Poll, Waker};
 
 use terrace_nvme::IoBuffer;
 use terrace_nvme::tier::ReadClass;
 use terrace_slab::SlotWriter;
 use terrace_types::{Access, BlockIx, BlockKey, Checksum, UnavailableReason};
 
+use super::flight::{Caller, Flight, Outcome, UnderWay};
 use super::get::{Found, GetOptions, LocalPin};
 use super::room::{Asker, Need};
 use super::{Filler, Shard, State};
@@ -32,24 +33,52 @@ pub(crate) enum Arrival {
     Restored { tag: u8 },
 }
 
+/// A block that is being read.
+#[derive(Default)]
+pub(super) struct Promotion {
+    /// The read, as long as its caller runs it.
+    read: Option<Weak<dyn UnderWay>>,
+    /// Who else waits for it.
+    pub(super) joined: Vec<Waker>,
+}
+
+impl Promotion {
+    fn is_known(&self, waker: &Waker) -> bool {
+        self.joined.iter().any(|known| known.will_wake(waker))
+    }
+}
+
 impl Shard {
     pub(super) fn is_promoting(&self, block: BlockIx) -> bool {
         self.state.borrow().index.record(block).is(PROMOTING)
     }
 
+    /// Waits until a block that is being read is not any more.
     pub(super) async fn join_promotion(&self, block: BlockIx) {
         let mut registered = false;
         poll_fn(|context| {
-            if registered {
+            let mut state = self.state.borrow_mut();
+            let is_promoting = state.index.record(block).is(PROMOTING);
+            let promotion = state.promotions.get(&block);
+            let joined = promotion.is_some_and(|it| it.is_known(context.waker()));
+            if joined && registered {
+                // Its task was woken for something else.
+                return Poll::Pending;
+            }
+            if registered || !is_promoting {
                 return Poll::Ready(());
             }
             registered = true;
-            let mut state = self.state.borrow_mut();
-            if !state.index.record(block).is(PROMOTING) {
-                return Poll::Ready(());
+            let promotion = state.promotions.entry(block).or_default();
+            if !joined {
+                promotion.joined.push(context.waker().clone());
             }
-            let waker = context.waker().clone();
-            state.promotions.entry(block).or_default().push(waker);
+            let read = promotion.read.take().and_then(|read| read.upgrade());
+            drop(state);
+            if let Some(read) = read {
+                // It is awaited by more than its caller now.
+                read.leave();
+            }
             Poll::Pending
         })
         .await;
@@ -57,29 +86,38 @@ impl Shard {
 
     /// Reads a block from the tier below into a slot. `None` when it is gone or was damaged.
     ///
-    /// The read is a task of its own: it ends and cleans up when this future is dropped.
+    /// The read ends and cleans up by itself when this future is dropped.
     pub(super) async fn promote(
         self: &Rc<Self>,
         key: &BlockKey,
         block: BlockIx,
         options: &GetOptions,
         arrival: Arrival,
-    ) -> Result<Option<LocalPin>, UnavailableReason> {
-        self.state.borrow_mut().index.record_mut(block).flags |= PROMOTING;
-        let (sender, receiver) = futures_channel::oneshot::channel();
+    ) -> Outcome<LocalPin> {
         let (shard, key, options) = (Rc::clone(self), key.clone(), *options);
-        self.spawn(Box::pin(async move {
+        let read = Box::pin(async move {
             let asker = Asker::of(&key);
             let read = shard.read_up(&key, block, &options, arrival, &asker);
             let outcome = read.await;
             shard.end_promotion(block);
             // Whoever waits may go away before it takes the answer: the pin goes back by itself.
-            let pinned = outcome.map(|found| found.map(|found| shard.local_pin(found)));
-            let _ = sender.send(pinned);
-        }));
-        receiver
-            .await
-            .unwrap_or(Err(UnavailableReason::ShardFenced))
+            outcome.map(|found| found.map(|found| shard.local_pin(found)))
+        });
+        self.begin_promotion(block, &Flight::new(self, read)).await
+    }
+
+    /// Marks a block as being read, by its caller as long as nobody else waits for it.
+    pub(super) fn begin_promotion<T: 'static>(
+        &self,
+        block: BlockIx,
+        read: &Rc<Flight<T>>,
+    ) -> Caller<T> {
+        let under_way: Rc<dyn UnderWay> = read.clone();
+        let mut state = self.state.borrow_mut();
+        state.index.record_mut(block).flags |= PROMOTING;
+        let promotion = state.promotions.entry(block).or_default();
+        promotion.read = Some(Rc::downgrade(&under_way));
+        read.caller()
     }
 
     pub(super) async fn read_up(
@@ -218,20 +256,24 @@ impl Shard {
             state.emit(self.number, EventKind::Evicted, block);
             state.erase(block, None);
         }
-        for waker in state.promotions.remove(&block).unwrap_or_default() {
-            waker.wake();
-        }
+        let promotion = state.promotions.remove(&block).unwrap_or_default();
+        drop(state);
+        promotion.joined.into_iter().for_each(Waker::wake);
     }
 }
 
 impl State {
+    /// Whether others than its caller wait for a block that is being read.
+    pub(super) fn is_joined(&self, block: BlockIx) -> bool {
+        let promotion = self.promotions.get(&block);
+        promotion.is_some_and(|promotion| !promotion.joined.is_empty())
+    }
+
     /// Pins a block that has just come up and that the policy declined: it goes again with its
     /// last pin. `None` when it has to stay: others wait for it, too, no device holds it any
     /// more, or it cannot be pinned.
     fn pin_passing(&mut self, block: BlockIx) -> Option<Found> {
-        let joined = self.promotions.get(&block);
-        let stays = joined.is_some_and(|who| !who.is_empty());
-        if stays || self.index.record(block).below().is_none() {
+        if self.is_joined(block) || self.index.record(block).below().is_none() {
             return None;
         }
         let found = self.pin(block)?;

@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use super::lane::{Health, Lane, OpenSegment};
+use super::lane::{Health, OpenSegment, Reach};
 use super::place::{Ticket, Writes, owned};
 use super::segments::{Location, Phase, SegmentIx};
 use super::{NvmeTier, TierError, units_of};
@@ -22,8 +22,7 @@ impl NvmeTier {
     /// # Errors
     /// [`TierError::ReadOnly`] when it failed.
     pub async fn written(&self, ticket: Ticket) -> Result<(), TierError> {
-        self.lane_reaches(ticket.lane, |lane| lane.is_complete(ticket.write))
-            .await
+        self.reached(ticket, Reach::Complete).await
     }
 
     /// Waits until the write survives power loss.
@@ -48,8 +47,7 @@ impl NvmeTier {
                 self.spawn(async move { tier.commit(lane).await });
             }
         }
-        self.lane_reaches(lane, |it| it.is_durable(ticket.write))
-            .await
+        self.reached(ticket, Reach::Durable).await
     }
 
     /// Waits until whatever lies at `location` survives power loss.
@@ -120,21 +118,17 @@ impl NvmeTier {
         self.state.borrow().lanes[ticket.lane].is_durable(ticket.write)
     }
 
-    async fn lane_reaches(
-        &self,
-        lane: usize,
-        reached: impl Fn(&Lane) -> bool,
-    ) -> Result<(), TierError> {
+    /// Waits until a write has come so far.
+    async fn reached(&self, Ticket { lane, write }: Ticket, reach: Reach) -> Result<(), TierError> {
         poll_fn(|context| {
-            let mut state = self.state.borrow_mut();
-            let lane = &mut state.lanes[lane];
-            if reached(lane) {
+            let lane = &mut self.state.borrow_mut().lanes[lane];
+            if lane.reaches(write, reach) {
                 return Poll::Ready(Ok(()));
             }
             if lane.health > Health::Good {
                 return Poll::Ready(Err(TierError::ReadOnly));
             }
-            lane.wait(context.waker());
+            lane.wait_for(write, reach, context.waker());
             Poll::Pending
         })
         .await
@@ -153,9 +147,8 @@ impl NvmeTier {
                     self.close_frame(lane);
                 }
             }
-            let complete = self
-                .lane_reaches(lane, |it| it.is_complete(target - 1))
-                .await;
+            let write = target - 1;
+            let complete = self.reached(Ticket { lane, write }, Reach::Complete).await;
             let flushed = match complete {
                 Ok(()) => self.flush(lane).await,
                 Err(error) => Err(error),

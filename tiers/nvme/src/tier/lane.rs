@@ -32,6 +32,22 @@ pub enum Health {
     Offline,
 }
 
+/// How far a write has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// It and all before it have completed.
+    Complete,
+    /// It and all before it survive power loss.
+    Durable,
+}
+
+/// Who waits for a write to come so far.
+struct Awaiting {
+    write: u64,
+    reach: Reach,
+    waker: Waker,
+}
+
 /// The frame being filled.
 pub(super) struct OpenFrame {
     pub(super) write: u64,
@@ -83,7 +99,9 @@ pub(super) struct Lane {
     pub(super) payloads_in_flight: u32,
     pub(super) reads_in_flight: u32,
     pub(super) late: u32,
+    /// Who waits for anything else to change.
     waiting: Vec<Waker>,
+    awaiting: Vec<Awaiting>,
     /// When the frame being filled is closed at the latest.
     pub(super) frame_due: Nanos,
 }
@@ -113,6 +131,7 @@ impl Lane {
             reads_in_flight: 0,
             late: 0,
             waiting: Vec::new(),
+            awaiting: Vec::new(),
             frame_due: Nanos::ZERO,
         }
     }
@@ -148,6 +167,7 @@ impl Lane {
             self.complete += 1;
         }
         self.wake();
+        self.wake_reached();
     }
 
     /// A write without bytes: when it is durable, so is all that was begun before it.
@@ -167,11 +187,18 @@ impl Lane {
     }
 
     pub(super) const fn is_complete(&self, write: u64) -> bool {
-        write < self.complete
+        self.reaches(write, Reach::Complete)
     }
 
     pub(super) const fn is_durable(&self, write: u64) -> bool {
-        write < self.durable
+        self.reaches(write, Reach::Durable)
+    }
+
+    pub(super) const fn reaches(&self, write: u64, reach: Reach) -> bool {
+        match reach {
+            Reach::Complete => write < self.complete,
+            Reach::Durable => write < self.durable,
+        }
     }
 
     /// Below which write the next flush is to reach: the older half of what is waited for, so
@@ -196,12 +223,15 @@ impl Lane {
         assert!(covered <= self.complete, "a flush covers complete writes");
         self.durable = self.durable.max(covered);
         self.wake();
+        self.wake_reached();
     }
 
     /// The lane lets nothing more through.
     pub(super) fn worsen(&mut self, health: Health) {
         self.health = self.health.max(health);
         self.wake();
+        let awaiting = self.awaiting.drain(..).map(|it| it.waker);
+        awaiting.for_each(Waker::wake);
     }
 
     pub(super) fn wait(&mut self, waker: &Waker) {
@@ -212,6 +242,30 @@ impl Lane {
 
     pub(super) fn wake(&mut self) {
         self.waiting.drain(..).for_each(Waker::wake);
+    }
+
+    /// Has a task woken when a write has come so far, or the lane lets nothing more through.
+    pub(super) fn wait_for(&mut self, write: u64, reach: Reach, waker: &Waker) {
+        let is_it =
+            |it: &Awaiting| (it.write, it.reach) == (write, reach) && it.waker.will_wake(waker);
+        if !self.awaiting.iter().any(is_it) {
+            let waker = waker.clone();
+            self.awaiting.push(Awaiting {
+                write,
+                reach,
+                waker,
+            });
+        }
+    }
+
+    fn wake_reached(&mut self) {
+        let (complete, durable) = (self.complete, self.durable);
+        let reached = |it: &mut Awaiting| match it.reach {
+            Reach::Complete => it.write < complete,
+            Reach::Durable => it.write < durable,
+        };
+        let reached = self.awaiting.extract_if(.., reached);
+        reached.for_each(|it| it.waker.wake());
     }
 }
 

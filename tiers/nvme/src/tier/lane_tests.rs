@@ -84,13 +84,41 @@ impl World {
         }
     }
 
-    /// Does a step and makes sure that it wakes who waits, once.
+    /// Does a step and makes sure that it wakes who waits, once, and of those who wait for a
+    /// write only whose write has come so far.
     fn wakes(&mut self, step: impl FnOnce(&mut Lane)) {
         let woken: Arc<Woken> = Arc::default();
         let waker = Waker::from(Arc::clone(&woken));
         self.lane.wait(&waker);
         self.lane.wait(&waker);
+        let next = self.writes.len() as u64;
+        let writes = [
+            self.flushed,
+            self.lane.complete(),
+            next.saturating_sub(1),
+            next,
+        ];
+        let both = |write| [Reach::Complete, Reach::Durable].map(|reach| (write, reach));
+        let waits: Vec<(u64, Reach, Arc<Woken>)> = writes
+            .into_iter()
+            .flat_map(both)
+            .filter(|(write, reach)| !self.lane.reaches(*write, *reach))
+            .map(|(write, reach)| (write, reach, Arc::default()))
+            .collect();
+        for (write, reach, woken) in &waits {
+            let waker = Waker::from(Arc::clone(woken));
+            self.lane.wait_for(*write, *reach, &waker);
+            self.lane.wait_for(*write, *reach, &waker);
+        }
         step(&mut self.lane);
+        for (write, reach, woken) in &waits {
+            let reached = self.lane.reaches(*write, *reach);
+            assert_eq!(
+                woken.0.load(Ordering::Relaxed),
+                reached,
+                "{write} {reach:?}"
+            );
+        }
         assert!(woken.0.swap(false, Ordering::Relaxed));
         self.lane.wake();
         assert!(!woken.0.load(Ordering::Relaxed), "it waits no more");
@@ -151,10 +179,16 @@ fn lane_takes_blocks_only_while_all_allows_it() {
     assert!(!lane(0, false).takes_blocks());
     assert!(!lane(2, true).takes_blocks());
     let mut failed = lane(2, false);
+    let woken: Arc<Woken> = Arc::default();
+    failed.wait_for(7, Reach::Durable, &Waker::from(Arc::clone(&woken)));
     failed.worsen(Health::Offline);
     failed.worsen(Health::ReadOnly);
     assert_eq!(failed.health, Health::Offline);
     assert!(!failed.takes_blocks());
+    assert!(
+        woken.0.load(Ordering::Relaxed),
+        "its write comes no further"
+    );
 }
 
 #[test]

@@ -58,8 +58,8 @@ pub struct TierConfig {
     pub write_window: u64,
     /// The same for long payloads, while callers wait for writes to be durable.
     pub write_window_awaited: u64,
-    /// Payloads that may be under way on a device, however short: a ring takes only so many
-    /// operations.
+    /// Payloads that may be under way on a device, however short: a ring gives the kernel only so
+    /// many operations, and reads wait behind them.
     pub payloads_max: u32,
     /// Bytes of writes while reads that callers wait for are under way: the least share of writes.
     pub write_window_min: u64,

@@ -5,7 +5,8 @@
 //! - The memory of an operation that the kernel has lies in the [`OpTable`] until its
 //!   completion, whatever becomes of the future. A ring that is dropped waits for the kernel,
 //!   or leaks the table.
-//! - No more operations are under way than the completion queue has places.
+//! - The kernel has no more operations than the completion queue has places; more wait in the
+//!   ring's own queue.
 //!
 //! Nothing is retried here: short transfers and errors come out as they are.
 
@@ -22,7 +23,7 @@ use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use terrace_types::Nanos;
 
 use super::fixed::{FixedMemory, PLACES};
-use super::setup::{self, FILES_MAX};
+use super::setup::{self, FILES_MAX, OPS_MAX};
 use super::setup::{RingConfig, RingCounts, RingError, RingReport};
 use crate::UNIT;
 use crate::buffer::IoBuffer;
@@ -64,6 +65,8 @@ pub struct Ring {
     /// Dropped before `ops`, and only when the kernel has no operation left.
     pub(super) io: ManuallyDrop<RefCell<IoUring>>,
     pub(super) ops: ManuallyDrop<OpTable>,
+    /// Operations that the kernel is given at once.
+    ops_max: usize,
     /// Operations that are not in the kernel's queue yet.
     pub(super) queue: RefCell<VecDeque<squeue::Entry>>,
     /// Operations in the kernel's queue that it has not taken.
@@ -120,7 +123,8 @@ impl Ring {
         let files = config.register && submitter.register_files_sparse(FILES_MAX as u32).is_ok();
         let ring = Self {
             io: ManuallyDrop::new(RefCell::new(io)),
-            ops: ManuallyDrop::new(OpTable::new(config.ops_max)),
+            ops: ManuallyDrop::new(OpTable::new(OPS_MAX)),
+            ops_max: config.ops_max,
             queue: RefCell::new(VecDeque::with_capacity(config.ops_max)),
             unsent: Cell::new(0),
             queued_bytes: Cell::new(0),
@@ -270,8 +274,15 @@ impl Ring {
         submission.flags(flags).user_data(id.0)
     }
 
+    /// Whether there is something that the kernel can be given now.
     fn has_queued(&self) -> bool {
-        self.broken.get().is_none() && (self.unsent.get() > 0 || !self.queue.borrow().is_empty())
+        let waits = !self.queue.borrow().is_empty() && self.has_place();
+        self.broken.get().is_none() && (self.unsent.get() > 0 || waits)
+    }
+
+    /// Whether one more completion has its place.
+    fn has_place(&self) -> bool {
+        self.pending.get() - self.queue.borrow().len() < self.ops_max
     }
 
     fn wake_queued(&self) {
@@ -287,10 +298,9 @@ impl Ring {
 
     /// Moves as many operations as fit from our queue to the kernel's.
     fn fill(&self, io: &mut IoUring) {
-        let mut queue = self.queue.borrow_mut();
         let mut submissions = io.submission();
-        while !submissions.is_full() {
-            let Some(submission) = queue.pop_front() else {
+        while !submissions.is_full() && self.has_place() {
+            let Some(submission) = self.queue.borrow_mut().pop_front() else {
                 break;
             };
             // SAFETY: the operation's memory lies in the table until its completion, and its
@@ -400,6 +410,9 @@ impl IoBackend for Ring {
             self.ops.complete(OpId(id), moved);
         }
         self.completed.set(completed);
+        if count > 0 && self.has_queued() {
+            self.wake_queued();
+        }
         count
     }
 

@@ -321,7 +321,7 @@ fn dropped_ring_gives_up_the_lock() {
     }
 }
 
-/// Aim: what the kernel refuses or cuts short comes out as such, and so does a full table.
+/// Aim: what the kernel refuses or cuts short comes out as such.
 #[test]
 fn ring_passes_errors_on() {
     let disk = Disk::new("errors", 16 * UNIT);
@@ -346,11 +346,6 @@ fn ring_passes_errors_on() {
     let (done, wanted) = (LEN, 2 * LEN);
     assert_eq!(cut.result.unwrap_err(), IoError::Short { done, wanted });
 
-    let read = || device.read(0, LEN, unit_of(0), Nanos::MAX);
-    let (_first, _second, third) = (read(), read(), read());
-    let full = wait(&ring, third);
-    assert_eq!(full.result.unwrap_err(), IoError::Full);
-    assert!(full.buffer.is_some());
     for (ops_max, text) in [(0, "0 operations"), (1 << 20, "1 to 65536")] {
         let config = RingConfig {
             ops_max,
@@ -358,6 +353,35 @@ fn ring_passes_errors_on() {
         };
         let refused = Ring::new(&config, None, &[]).err().unwrap().to_string();
         assert!(refused.contains(text), "{refused}");
+    }
+}
+
+/// Aim: operations that the completion queue has no places for wait for their turn, in order, and
+/// what waits longer than its deadline says so.
+#[test]
+fn more_operations_than_the_kernel_is_given_wait_for_their_turn() {
+    let disk = Disk::new("turns", 64 * UNIT);
+    let ring = ring(RingConfig {
+        entries: 4,
+        ops_max: 2,
+        ..RingConfig::default()
+    });
+    let device = disk.on(&ring);
+    let writes: Vec<IoFuture> = (0..40)
+        .map(|at| device.write(at * UNIT, LEN, unit_of(at), Nanos::MAX))
+        .collect();
+    let late = device.read(0, LEN, unit_of(0), Nanos(1));
+    ring.submit();
+    assert!(ring.taken() <= 2, "{} operations", ring.taken());
+    ring.expire(Nanos(2));
+    assert_eq!(wait(&ring, late).result.unwrap_err(), IoError::TimedOut);
+    for write in writes {
+        wait(&ring, write).result.unwrap();
+        assert!(ring.taken() <= 2, "{} operations", ring.taken());
+    }
+    for at in 0..40 {
+        let read = wait(&ring, device.read(at * UNIT, LEN, unit_of(0), Nanos::MAX));
+        assert_eq!(number_of(read.buffer.unwrap()), at);
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) const FILES_MAX: usize = 64;
 const SQ_POLL_IDLE_MS: u32 = 100;
 
 /// The longest completion queue that the kernel makes.
-const OPS_MAX: usize = 65_536;
+pub(super) const OPS_MAX: usize = 65_536;
 
 /// Why a ring could not be had, or could not take something in.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +102,7 @@ pub struct RingConfig {
     pub polled: bool,
     /// Whether a thread of the kernel takes submissions, so that submitting needs no call.
     pub sq_poll: bool,
-    /// Operations under way at once, stuck ones included.
+    /// Operations that the kernel has at once, stuck ones included; more wait for their turn.
     pub ops_max: usize,
     /// Whether to fix memory and files beforehand.
     pub register: bool,

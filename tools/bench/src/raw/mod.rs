@@ -3,9 +3,10 @@
 //!
 //! - `ring`: one thread, a ring with registered memory, and a loop that submits, sleeps until
 //!   something completed, and goes on. The limit that the others are quoted against.
-//! - `hybrid`: the same tasks, turned by a shard's executor and [`terrace_runtime::io::drive`].
-//! - `hybrid-hash`: the same, and each block is hashed as the engine hashes it, after it was read
+//! - `ring-hash`: the same, and each block is hashed as the engine hashes it, after it was read
 //!   or before it is written.
+//! - `hybrid`: the tasks of `ring`, turned by a shard's executor and [`terrace_runtime::io::drive`].
+//! - `hybrid-hash`: the same with hashing.
 //! - `engine`: a whole engine, asked on its shard's own thread; `engine-remote` through
 //!   [`terrace_engine::Engine`] from another one, where mixed work's puts always come from.
 //! - `engine-in-place`: as `engine`, and a block that is put is made in its slot, as one that a
@@ -167,9 +168,9 @@ fn measure(
         work.round = round as u64;
         for at in 0..cell.modes.len() {
             let mode = cell.modes[at].mode;
-            work.hash = mode == Mode::HybridHash;
+            work.hash = mode.only_hashes();
             let sample = match (mode, side) {
-                (Mode::Ring, _) => bare::round(target, memory, work)?,
+                (Mode::Ring | Mode::RingHash, _) => bare::round(target, memory, work)?,
                 (Mode::Hybrid | Mode::HybridHash, _) => hybrid::round(target, memory, work)?,
                 (Mode::Engine | Mode::EngineInPlace | Mode::EngineRemote, side) => match side {
                     Some(side) => side.round(mode, work)?,

@@ -62,6 +62,8 @@ impl Rw {
 pub enum Mode {
     /// A ring alone.
     Ring,
+    /// The same, and blocks are hashed after they were read or before they are written.
+    RingHash,
     /// The ring beside the executor.
     Hybrid,
     /// The same, and blocks are hashed after they were read or before they are written.
@@ -80,12 +82,19 @@ impl Mode {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ring => "ring",
+            Self::RingHash => "ring-hash",
             Self::Hybrid => "hybrid",
             Self::HybridHash => "hybrid-hash",
             Self::Engine => "engine",
             Self::EngineInPlace => "engine-in-place",
             Self::EngineRemote => "engine-remote",
         }
+    }
+
+    /// Whether blocks are hashed without an engine.
+    #[must_use]
+    pub const fn only_hashes(self) -> bool {
+        matches!(self, Self::RingHash | Self::HybridHash)
     }
 
     /// Whether an engine takes part.

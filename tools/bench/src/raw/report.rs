@@ -59,7 +59,7 @@ impl Cell {
 
     /// CPU time of an engine's operation without its hash.
     fn cpu_without_hash(&self, samples: &ModeSamples) -> Option<f64> {
-        let hashes = samples.mode.needs_engine() || samples.mode == Mode::HybridHash;
+        let hashes = samples.mode.needs_engine() || samples.mode.only_hashes();
         hashes.then(|| samples.median(Sample::cpu_us_per_io) - self.hash_us())
     }
 }
@@ -101,6 +101,7 @@ fn mode_json(cell: &Cell, samples: &ModeSamples) -> Value {
         "cpu_us_per_io_without_hash": cell.cpu_without_hash(samples),
         "written_gb_per_s": samples.written_gb_per_s(),
         "share_of_ring": share_of(Mode::Ring),
+        "share_of_ring_hash": share_of(Mode::RingHash),
         "share_of_hybrid": share_of(Mode::Hybrid),
         "dram_hit_share": samples.mode.needs_engine().then(|| samples.dram_hit_share()),
         "failures": samples.mode.needs_engine().then(|| samples.sum(|engine| engine.failures)),
@@ -185,8 +186,17 @@ fn print_cell(options: &RawOptions, cell: &Cell) {
         println!("  a flush after {}{whence}", ByteLen(bytes));
     }
     println!(
-        "  {:<14}{:>8}{:>10}{:>11}{:>11}{:>12}{:>12}{:>9}{:>11}",
-        "", "GB/s", "IOPS", "p50 us", "p99 us", "CPU us/IO", "without", "of ring", "of hybrid"
+        "  {:<16}{:>8}{:>10}{:>11}{:>11}{:>12}{:>12}{:>9}{:>11}{:>11}",
+        "",
+        "GB/s",
+        "IOPS",
+        "p50 us",
+        "p99 us",
+        "CPU us/IO",
+        "without",
+        "of ring",
+        "of hashed",
+        "of hybrid"
     );
     for samples in &cell.modes {
         print_mode(cell, samples);
@@ -200,7 +210,7 @@ fn print_mode(cell: &Cell, samples: &ModeSamples) {
     };
     let without = cell.cpu_without_hash(samples);
     println!(
-        "  {:<14}{:>8.3}{:>10.0}{:>11.1}{:>11.1}{:>12.2}{:>12}{:>9}{:>11}",
+        "  {:<16}{:>8.3}{:>10.0}{:>11.1}{:>11.1}{:>12.2}{:>12}{:>9}{:>11}{:>11}",
         samples.mode.name(),
         samples.median(Sample::gb_per_s),
         samples.median(Sample::iops),
@@ -209,15 +219,16 @@ fn print_mode(cell: &Cell, samples: &ModeSamples) {
         samples.median(Sample::cpu_us_per_io),
         without.map_or_else(|| "-".to_owned(), |us| format!("{us:.2}")),
         share(Mode::Ring),
+        share(Mode::RingHash),
         share(Mode::Hybrid)
     );
     if let Some(written) = samples.written_gb_per_s() {
-        println!("  {:<14}{written:.3} GB/s written meanwhile", "");
+        println!("  {:<16}{written:.3} GB/s written meanwhile", "");
     }
     let dram = samples.dram_hit_share() * 100.0;
     if dram > 0.0 {
         println!(
-            "  {:<14}{dram:.1}% of its lookups were DRAM hits, and not counted",
+            "  {:<16}{dram:.1}% of its lookups were DRAM hits, and not counted",
             ""
         );
     }
@@ -230,7 +241,7 @@ fn print_mode(cell: &Cell, samples: &ModeSamples) {
         .filter_map(|engine| engine.first_failure.as_deref())
         .next()
     {
-        println!("  {:<14}{failures} calls failed; the first: {first}", "");
+        println!("  {:<16}{failures} calls failed; the first: {first}", "");
     }
 }
 
