@@ -430,6 +430,34 @@ fn rows(
         .collect())
 }
 
+/// How long it takes to get bytes by reference: a lease, given back at once.
+fn leases(way: &Way, lens: &[ByteLen]) -> anyhow::Result<Vec<(ByteLen, Duration)>> {
+    let mut lens: Vec<ByteLen> = lens.to_vec();
+    lens.insert(0, ByteLen(64));
+    let mut medians = Vec::new();
+    let mut latencies = vec![Vec::new(); lens.len()];
+    for _ in 0..2000 {
+        for (len, latencies) in lens.iter().zip(&mut latencies) {
+            let begun = now();
+            let lease = way.peer.lease(&way.remote, 0, len.0, BATCH_TIMEOUT)?;
+            let lease = lease.map_err(|status| anyhow::anyhow!("a lease ended as {status}"))?;
+            ensure!(lease.address().is_some(), "a lease ended at once");
+            latencies.push(begun.elapsed());
+        }
+    }
+    for (len, mut latencies) in lens.into_iter().zip(latencies) {
+        latencies.sort_unstable();
+        medians.push((
+            len,
+            latencies
+                .get(latencies.len() / 2)
+                .copied()
+                .unwrap_or_default(),
+        ));
+    }
+    Ok(medians)
+}
+
 fn shapes(args: &TransferArgs) -> anyhow::Result<Vec<Shape>> {
     let mut shapes = Vec::new();
     for len in args.bs.iter().map(|len| len.0) {
@@ -491,6 +519,16 @@ pub fn run(args: &TransferArgs) -> anyhow::Result<u64> {
             print_line(&title);
             for row in &rows {
                 print_line(&line(row, &rows));
+            }
+        }
+    }
+    if let Some(way) = ways.iter().find(|way| way.peer.is_shared()) {
+        for (len, median) in leases(way, &args.bs)? {
+            let micros = median.as_secs_f64() * 1e6;
+            if args.json {
+                results.push(json!({ "lease": len.to_string(), "p50_us": micros }));
+            } else {
+                print_line(&format!("by reference, {len}: p50 {micros:.1} us"));
             }
         }
     }

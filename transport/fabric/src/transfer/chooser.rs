@@ -22,9 +22,12 @@ const BANDWIDTH_MIN: f64 = 1e3;
 /// Weight of the newest measurement: the last eight or so decide.
 const NEWEST_WEIGHT: f64 = 0.25;
 
-/// How far ahead a rail is given slices: long against a round trip and a thread's wake-up, short
-/// against what a user notices when a rail fails.
+/// How far ahead a rail is given slices, beside twice the time that one alone takes on it: long
+/// against a thread's wake-up, short against what a user notices when a rail fails.
 const WINDOW_SECONDS: f64 = 0.001;
+
+/// The longest round trip that a window makes up for.
+const LATENCY_MAX_NS: u64 = 200_000_000;
 
 /// Slices a rail has at least, so that one goes while the next is on its way.
 const WINDOW_COUNT_MIN: u64 = 2;
@@ -42,6 +45,35 @@ const REST_FIRST_NS: u64 = 2_000_000;
 /// small against what the failure itself costs, and probes become rare by themselves.
 const REST_PART: u64 = 8;
 
+/// NUMA nodes that are told apart; memory of a higher one counts as near.
+pub const NODE_COUNT_MAX: usize = 8;
+
+/// How far a rail is from memory of each NUMA node: 1 is beside it, 2 takes twice the time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Distances(pub [f64; NODE_COUNT_MAX]);
+
+impl Default for Distances {
+    fn default() -> Self {
+        Self([1.0; NODE_COUNT_MAX])
+    }
+}
+
+impl Distances {
+    fn from(&self, node: Option<usize>) -> f64 {
+        let distance = node.and_then(|node| self.0.get(node)).copied();
+        distance.unwrap_or(1.0).max(1.0)
+    }
+}
+
+/// A slice as the chooser sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceTraits {
+    /// Bytes of it.
+    pub len: u64,
+    /// The NUMA node of its local memory, if that is known.
+    pub node: Option<usize>,
+}
+
 /// What is known of a rail when it is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RailTraits {
@@ -50,8 +82,8 @@ pub struct RailTraits {
     pub rank: u8,
     /// What its link says of its bandwidth, in bytes a second.
     pub bandwidth: Option<u64>,
-    /// How far it is from the memory: 1 is beside it, 2 takes twice the time.
-    pub distance: f64,
+    /// How far it is from memory.
+    pub distances: Distances,
 }
 
 /// Whether a rail can be used.
@@ -92,6 +124,10 @@ pub struct RailFigures {
     sample_ns: u64,
     is_measured: bool,
     failed_ns: u64,
+    /// Whether the next slice to end is the first after a time without any.
+    is_first: bool,
+    /// How long one slice takes from its being given to its end, when it is alone.
+    latency_ns: u64,
 }
 
 impl RailFigures {
@@ -101,7 +137,7 @@ impl RailFigures {
 
     /// Bytes a second that are expected now. A rail that has ended nothing for longer than a
     /// slice should take is as slow as that wait shows.
-    fn expected_bandwidth(&self, now_ns: u64) -> f64 {
+    fn expected_bandwidth(&self, node: Option<usize>, now_ns: u64) -> f64 {
         let mut bandwidth = self.bandwidth;
         if self.outstanding_count > 0 {
             let waited = seconds(now_ns.saturating_sub(self.progress_ns));
@@ -111,16 +147,18 @@ impl RailFigures {
                 bandwidth = slice_len / waited;
             }
         }
-        (bandwidth / self.traits.distance).max(BANDWIDTH_MIN)
+        (bandwidth / self.traits.distances.from(node)).max(BANDWIDTH_MIN)
     }
 
-    /// Seconds from now until it would have ended `len` more bytes.
-    fn finish(&self, len: u64, now_ns: u64) -> f64 {
-        (self.outstanding_len + len) as f64 / self.expected_bandwidth(now_ns)
+    /// Seconds from now until it would have ended one more slice.
+    fn finish(&self, slice: SliceTraits, now_ns: u64) -> f64 {
+        let len = self.outstanding_len + slice.len;
+        len as f64 / self.expected_bandwidth(slice.node, now_ns)
     }
 
     fn has_room(&self, len: u64) -> bool {
-        let ahead = self.bandwidth * WINDOW_SECONDS;
+        // A window shorter than the round trip would be what limits the bandwidth.
+        let ahead = self.bandwidth * (WINDOW_SECONDS + 2.0 * seconds(self.latency_ns));
         self.outstanding_count < WINDOW_COUNT_MIN
             || (self.outstanding_count < WINDOW_COUNT_MAX
                 && (self.outstanding_len + len) as f64 <= ahead)
@@ -142,10 +180,7 @@ impl Chooser {
         let figures = |traits: &RailTraits| {
             let told = traits.bandwidth.map(|bandwidth| bandwidth as f64);
             RailFigures {
-                traits: RailTraits {
-                    distance: traits.distance.max(1.0),
-                    ..*traits
-                },
+                traits: *traits,
                 state: RailState::Up,
                 outstanding_len: 0,
                 outstanding_count: 0,
@@ -157,6 +192,8 @@ impl Chooser {
                 sample_ns: 0,
                 is_measured: false,
                 failed_ns: 0,
+                is_first: false,
+                latency_ns: 0,
             }
         };
         Self {
@@ -188,23 +225,23 @@ impl Chooser {
         self.rails.iter().any(RailFigures::is_up)
     }
 
-    /// The rail that is to have a slice of `len` bytes now, when `backlog_len` bytes wait
-    /// with it. `None`: no rail has room, or waiting for one that has none is better.
+    /// The rail that is to have a slice now, when `backlog_len` bytes wait with it. `None`: no rail has room, or waiting for one that has none is better.
     #[must_use]
-    pub fn choose(&self, len: u64, backlog_len: u64, now_ns: u64) -> Option<usize> {
-        let first = self.first_to_finish(len, now_ns)?;
+    pub fn choose(&self, slice: SliceTraits, backlog_len: u64, now_ns: u64) -> Option<usize> {
+        let len = slice.len;
+        let first = self.first_to_finish(slice, now_ns)?;
         if self.rails[first].has_room(len) {
             return Some(first);
         }
         let outstanding: u64 = self.usable().map(|(_, rail)| rail.outstanding_len).sum();
         let bandwidth: f64 = self
             .usable()
-            .map(|(_, rail)| rail.expected_bandwidth(now_ns))
+            .map(|(_, rail)| rail.expected_bandwidth(slice.node, now_ns))
             .sum();
         let whole = (outstanding + backlog_len.max(len)) as f64 / bandwidth;
         self.usable()
             .filter(|(_, rail)| rail.has_room(len))
-            .map(|(ix, rail)| (ix, rail.finish(len, now_ns)))
+            .map(|(ix, rail)| (ix, rail.finish(slice, now_ns)))
             .filter(|(_, finish)| *finish <= whole * LATE_FACTOR)
             .min_by(|a, b| a.1.total_cmp(&b.1))
             .map(|(ix, _)| ix)
@@ -213,14 +250,14 @@ impl Chooser {
     /// The rail for an urgent slice. It goes before what is not urgent, so only the room for
     /// slices at all is asked for.
     #[must_use]
-    pub fn choose_urgent(&self, len: u64, now_ns: u64) -> Option<usize> {
-        let first = self.first_to_finish(len, now_ns)?;
+    pub fn choose_urgent(&self, slice: SliceTraits, now_ns: u64) -> Option<usize> {
+        let first = self.first_to_finish(slice, now_ns)?;
         (self.rails[first].outstanding_count < WINDOW_COUNT_MAX).then_some(first)
     }
 
-    fn first_to_finish(&self, len: u64, now_ns: u64) -> Option<usize> {
+    fn first_to_finish(&self, slice: SliceTraits, now_ns: u64) -> Option<usize> {
         self.usable()
-            .map(|(ix, rail)| (ix, rail.finish(len, now_ns)))
+            .map(|(ix, rail)| (ix, rail.finish(slice, now_ns)))
             .min_by(|a, b| a.1.total_cmp(&b.1))
             .map(|(ix, _)| ix)
     }
@@ -230,6 +267,7 @@ impl Chooser {
         let rail = &mut self.rails[ix];
         if rail.outstanding_count == 0 {
             (rail.progress_ns, rail.sample_ns, rail.sample_len) = (now_ns, now_ns, 0);
+            rail.is_first = true;
         }
         rail.outstanding_len += len;
         rail.outstanding_count += 1;
@@ -238,6 +276,17 @@ impl Chooser {
     /// A slice of `len` bytes ended on a rail; `is_moved` when its bytes went over it.
     pub fn ended(&mut self, ix: usize, len: u64, is_moved: bool, now_ns: u64) {
         let rail = &mut self.rails[ix];
+        if std::mem::take(&mut rail.is_first) {
+            let taken = now_ns.saturating_sub(rail.progress_ns).min(LATENCY_MAX_NS);
+            // One that was late by chance is forgotten slowly, a better one is believed.
+            let more = taken.saturating_sub(rail.latency_ns) / 4;
+            let is_new = rail.latency_ns == 0 || taken < rail.latency_ns;
+            rail.latency_ns = if is_new {
+                taken
+            } else {
+                rail.latency_ns + more
+            };
+        }
         rail.outstanding_len = rail.outstanding_len.saturating_sub(len);
         rail.outstanding_count = rail.outstanding_count.saturating_sub(1);
         rail.progress_ns = now_ns;

@@ -15,6 +15,10 @@ const DELAY_NS: u64 = 20_000;
 /// Between a link's loss and the engine's knowing.
 const LOSS_NOTICED_NS: u64 = 300_000;
 
+const fn slice(len: u64) -> SliceTraits {
+    SliceTraits { len, node: Some(0) }
+}
+
 struct Random(u64);
 
 impl Random {
@@ -135,7 +139,7 @@ impl Simulation {
         let traits = RailTraits {
             rank: 0,
             bandwidth: None,
-            distance: 1.0,
+            distances: Distances::default(),
         };
         let slices = len / SLICE_LEN;
         let mut simulation = Self {
@@ -163,7 +167,7 @@ impl Simulation {
 
     fn give(&mut self) {
         while let Some(&id) = self.urgent_backlog.front() {
-            let Some(ix) = self.chooser.choose_urgent(URGENT_LEN, self.now) else {
+            let Some(ix) = self.chooser.choose_urgent(slice(URGENT_LEN), self.now) else {
                 break;
             };
             self.urgent_backlog.pop_front();
@@ -171,7 +175,7 @@ impl Simulation {
         }
         while let Some(&id) = self.backlog.front() {
             let backlog_len = self.backlog.len() as u64 * SLICE_LEN;
-            let Some(ix) = self.chooser.choose(SLICE_LEN, backlog_len, self.now) else {
+            let Some(ix) = self.chooser.choose(slice(SLICE_LEN), backlog_len, self.now) else {
                 break;
             };
             self.backlog.pop_front();
@@ -400,11 +404,11 @@ fn lower_rank_is_used_only_when_the_higher_one_is_down() {
     let traits = |rank| RailTraits {
         rank,
         bandwidth: None,
-        distance: 1.0,
+        distances: Distances::default(),
     };
     let mut chooser = Chooser::new(&[traits(0), traits(1)], Duration::from_secs(1));
     for _ in 0..100 {
-        match chooser.choose(SLICE_LEN, 1 << 30, 0) {
+        match chooser.choose(slice(SLICE_LEN), 1 << 30, 0) {
             Some(ix) => {
                 assert_eq!(ix, 1);
                 chooser.given(ix, SLICE_LEN, 0);
@@ -413,7 +417,7 @@ fn lower_rank_is_used_only_when_the_higher_one_is_down() {
         }
     }
     chooser.failed(1, 0);
-    assert_eq!(chooser.choose(SLICE_LEN, 1 << 30, 0), Some(0));
+    assert_eq!(chooser.choose(slice(SLICE_LEN), 1 << 30, 0), Some(0));
     assert_eq!(chooser.rest_of(1, 0), Some(Duration::from_millis(2)));
     assert_eq!(chooser.rest_of(1, 2_000_000), Some(Duration::ZERO));
     chooser.failed(1, 80_000_000);
@@ -421,7 +425,10 @@ fn lower_rank_is_used_only_when_the_higher_one_is_down() {
     assert_eq!(rest, Some(Duration::from_millis(10)));
     assert_eq!(chooser.rest_of(1, 90_000_000), Some(Duration::ZERO));
     chooser.returned(1, 90_000_000);
-    assert_eq!(chooser.choose(SLICE_LEN, 1 << 30, 90_000_000), Some(1));
+    assert_eq!(
+        chooser.choose(slice(SLICE_LEN), 1 << 30, 90_000_000),
+        Some(1)
+    );
 }
 
 #[test]
@@ -429,14 +436,46 @@ fn farther_rail_is_given_less() {
     let traits = |distance| RailTraits {
         rank: 0,
         bandwidth: None,
-        distance,
+        distances: Distances([distance; NODE_COUNT_MAX]),
     };
     let mut chooser = Chooser::new(&[traits(2.1), traits(1.0)], Duration::from_secs(1));
     let mut counts = [0; 2];
-    while let Some(ix) = chooser.choose(SLICE_LEN, 1 << 30, 0) {
+    while let Some(ix) = chooser.choose(slice(SLICE_LEN), 1 << 30, 0) {
         chooser.given(ix, SLICE_LEN, 0);
         counts[ix] += 1;
     }
     assert!(counts[1] >= counts[0], "{counts:?}");
-    assert_eq!(chooser.choose(SLICE_LEN, SLICE_LEN, 0), None);
+    assert_eq!(chooser.choose(slice(SLICE_LEN), SLICE_LEN, 0), None);
+}
+
+/// Runs a rail that serves at once and answers late; bytes a second.
+fn run_with_latency(latency_ns: u64, bandwidth: f64) -> f64 {
+    let traits = RailTraits {
+        rank: 0,
+        bandwidth: None,
+        distances: Distances::default(),
+    };
+    let mut chooser = Chooser::new(&[traits], Duration::from_secs(1));
+    let mut answers: VecDeque<u64> = VecDeque::new();
+    let (mut now, mut free, mut moved) = (0, 0, 0);
+    while now < 2_000_000_000 {
+        while chooser.choose(slice(SLICE_LEN), 1 << 40, now).is_some() {
+            chooser.given(0, SLICE_LEN, now);
+            free = now.max(free) + to_ns(SLICE_LEN as f64 / bandwidth);
+            answers.push_back(free + latency_ns);
+        }
+        now = answers.pop_front().unwrap();
+        chooser.ended(0, SLICE_LEN, true, now);
+        moved += SLICE_LEN;
+    }
+    moved as f64 / seconds(now)
+}
+
+#[test]
+fn rail_with_a_long_round_trip_is_kept_full() {
+    for latency_ns in [10_000, 1_000_000, 30_000_000] {
+        let share = run_with_latency(latency_ns, 2e9) / 2e9;
+        eprintln!("round trip {latency_ns} ns: {share:.3} of the link");
+        assert!(share > 0.95, "{share}");
+    }
 }

@@ -19,6 +19,7 @@ use super::region::{Access, Region, RegionId};
 use super::shm::SharedPeer;
 use super::shm::host::SharedHost;
 use super::tcp::TcpRail;
+use super::topology::Topology;
 use super::transport::{Rail, Transport, TransportKind};
 
 /// How long a region may stay in use before connections that use it are ended.
@@ -60,6 +61,8 @@ pub struct EngineConfig {
     pub lost_timeout: Duration,
     /// The longest time between two probes of a rail that failed.
     pub rest_max: Duration,
+    /// How far devices are from memory.
+    pub topology: Topology,
 }
 
 impl Default for EngineConfig {
@@ -71,6 +74,7 @@ impl Default for EngineConfig {
             stall_timeout: Duration::from_secs(2),
             lost_timeout: Duration::from_secs(5),
             rest_max: Duration::from_secs(1),
+            topology: Topology::of_machine(),
         }
     }
 }
@@ -287,7 +291,10 @@ impl TransferEngine {
         let traits = |rail: &dyn Rail| RailTraits {
             rank: u8::from(rail.link().kind != TransportKind::Tcp),
             bandwidth: rail.link().bandwidth,
-            distance: 1.0,
+            distances: self
+                .config
+                .topology
+                .distances(rail.link().device.as_deref()),
         };
         let links = rails
             .iter()
@@ -382,7 +389,7 @@ impl TransferEngine {
             let mut is_any = false;
             for (number, &address) in addresses.iter().enumerate() {
                 let timeout = self.config.stall_timeout;
-                let mut rail = TcpRail::new(address, number as u32, timeout, None);
+                let mut rail = TcpRail::new(address, number as u32, timeout);
                 match rail.revive(&mut peer) {
                     Ok(()) => is_any = true,
                     Err(error) => {

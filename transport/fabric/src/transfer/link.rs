@@ -5,17 +5,19 @@
 //! - A slice is with one rail, or in `returned`, or held for its rail's fence.
 //! - Locks are taken in the order link, flight.
 
+mod failures;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::chooser::{Chooser, RailFigures, RailTraits};
+use super::chooser::{Chooser, RailFigures, RailTraits, SliceTraits};
 use super::clock::{now, now_ns};
 use super::error::{Status, TransferError};
 use super::flight::{Cursor, Cut, Flight};
-use super::transport::{Ended, Operation, RailLink, Slice, SliceId};
+use super::transport::{Ended, RailLink, Slice, SliceId};
 
 /// Times of a link, from its engine's settings.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +156,8 @@ impl Link {
         let mut state = self.state();
         if state.is_closing {
             flight.fail_all(Status::PeerLost);
+        }
+        if flight.is_over() {
             return;
         }
         for (request, checked) in flight.requests.iter().enumerate() {
@@ -264,9 +268,13 @@ impl State {
                 self.returned.pop_front();
                 continue;
             };
-            let (len, is_urgent) = (held.slice.len, held.slice.is_urgent);
-            let backlog_len = self.bulk_len + len;
-            if !self.is_for(ix, len, is_urgent, backlog_len, now_ns) {
+            let node = held.slice.local.node();
+            let traits = SliceTraits {
+                len: held.slice.len,
+                node,
+            };
+            let (is_urgent, backlog_len) = (held.slice.is_urgent, self.bulk_len + traits.len);
+            if !self.is_for(ix, traits, is_urgent, backlog_len, now_ns) {
                 return;
             }
             self.returned.pop_front();
@@ -283,15 +291,15 @@ impl State {
     fn is_for(
         &mut self,
         ix: usize,
-        len: u64,
+        slice: SliceTraits,
         is_urgent: bool,
         backlog_len: u64,
         now_ns: u64,
     ) -> bool {
         let chosen = if is_urgent {
-            self.chooser.choose_urgent(len, now_ns)
+            self.chooser.choose_urgent(slice, now_ns)
         } else {
-            self.chooser.choose(len, backlog_len, now_ns)
+            self.chooser.choose(slice, backlog_len, now_ns)
         };
         if let Some(other) = chosen.filter(|chosen| *chosen != ix) {
             self.rails[other].tell();
@@ -339,7 +347,9 @@ impl State {
                 }
                 continue;
             };
-            if !self.is_for(ix, cut.len, is_urgent, self.bulk_len, now_ns) {
+            let node = checked.local[cut.local].region.node();
+            let traits = SliceTraits { len: cut.len, node };
+            if !self.is_for(ix, traits, is_urgent, self.bulk_len, now_ns) {
                 return None;
             }
             let behind = checked.behind(cursor, &cut);
@@ -529,101 +539,6 @@ impl State {
 
     pub(super) fn stalled_for(&self, ix: usize) -> Duration {
         self.chooser.stalled_for(ix, now_ns())
-    }
-
-    /// A rail failed and is quiesced: its reads go elsewhere, its writes wait for its fence.
-    pub(super) fn rail_failed(&mut self, ix: usize, needs_fence: bool) {
-        self.chooser.failed(ix, now_ns());
-        if !self.chooser.is_any_up() {
-            self.down_since.get_or_insert_with(now);
-        }
-        self.rails[ix].cancels.clear();
-        self.rails[ix].must_fail = false;
-        let of_rail = |(id, held): (&SliceId, &mut Held)| {
-            if held.place != Place::Rail(ix) {
-                return None;
-            }
-            let is_held = needs_fence && held.slice.operation == Operation::Write;
-            held.place = if is_held {
-                Place::Unfenced(ix)
-            } else {
-                Place::Returned
-            };
-            (!is_held).then_some(*id)
-        };
-        let moved = self.slices.iter_mut().filter_map(of_rail).collect();
-        self.give_back(moved);
-    }
-
-    /// The peer has fenced a rail: its writes may go elsewhere.
-    pub(super) fn fenced(&mut self, ix: usize) {
-        let of_rail = |(id, held): (&SliceId, &mut Held)| {
-            let is_held = held.place == Place::Unfenced(ix);
-            if is_held {
-                held.place = Place::Returned;
-            }
-            is_held.then_some(*id)
-        };
-        let moved = self.slices.iter_mut().filter_map(of_rail).collect();
-        self.give_back(moved);
-    }
-
-    fn give_back(&mut self, mut moved: Vec<SliceId>) {
-        moved.sort_unstable();
-        for id in moved {
-            let failure = self
-                .slices
-                .get(&id)
-                .and_then(|held| held.flight.failure(held.request));
-            match failure {
-                Some(status) => self.end_slice(id, status),
-                None => self.returned.push_back(id),
-            }
-        }
-        self.flights.retain(|flight| !flight.is_over());
-        self.wake_sleepers();
-    }
-
-    /// How long rail `ix` goes on resting.
-    pub(super) fn rest_of(&mut self, ix: usize) -> Duration {
-        self.chooser.rest_of(ix, now_ns()).unwrap_or_default()
-    }
-
-    pub(super) fn probe_failed(&mut self, ix: usize) {
-        self.chooser.failed(ix, now_ns());
-    }
-
-    pub(super) fn rail_returned(&mut self, ix: usize) {
-        self.chooser.returned(ix, now_ns());
-        self.down_since = None;
-        self.wake_sleepers();
-    }
-
-    /// Ends everything when no rail has been up for `lost`, or at once when the link closes.
-    pub(super) fn end_if_lost(&mut self, lost: Duration) {
-        let since = self.down_since.map(|since| now().duration_since(since));
-        let is_lost = !self.chooser.is_any_up() && since.is_some_and(|since| since >= lost);
-        if is_lost || self.is_closing {
-            let status = if self.is_closing {
-                Status::Cancelled
-            } else {
-                Status::PeerLost
-            };
-            for flight in std::mem::take(&mut self.flights) {
-                flight.fail_all(status);
-            }
-            // Slices of rails that still run are theirs to end.
-            let is_idle = |held: &Held| !matches!(held.place, Place::Rail(_));
-            let idle = self.slices.iter().filter(|(_, held)| is_idle(held));
-            let idle: Vec<SliceId> = idle.map(|(id, _)| *id).collect();
-            for id in idle {
-                self.end_slice(id, status);
-            }
-            self.urgent.clear();
-            self.bulk.clear();
-            self.returned.clear();
-            self.bulk_len = 0;
-        }
     }
 
     /// The descriptor that wakes rail `ix`.

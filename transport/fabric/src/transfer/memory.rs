@@ -6,6 +6,7 @@
 //!   at any time. They are moved through raw pointers only; what a concurrent writer does to
 //!   them is caught by the checksum of what was moved, as any other damage.
 
+use std::ffi::c_void;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +14,7 @@ use std::ptr::NonNull;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::error::TransferError;
@@ -53,6 +54,8 @@ pub struct Memory {
     len: u64,
     kind: MemoryKind,
     fd: Option<OwnedFd>,
+    /// Whether the memfd was made here, and so can be sealed.
+    is_made_here: bool,
     keeper: Keeper,
 }
 
@@ -72,11 +75,13 @@ impl Memory {
         // SAFETY: a fresh private mapping at an address of the kernel's choice.
         let base = unsafe { mmap_anonymous(None, map_len, protection, MapFlags::MAP_PRIVATE) }
             .map_err(os("map memory"))?;
+        advise_hugepages(base, map_len);
         Ok(Self {
             base: base.cast(),
             len,
             kind: MemoryKind::Host,
             fd: None,
+            is_made_here: false,
             keeper: Keeper::Mapping,
         })
     }
@@ -116,12 +121,15 @@ impl Memory {
         // is a SIGBUS.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
         fcntl(&memfd, FcntlArg::F_ADD_SEALS(seals)).map_err(os("seal a memfd's length"))?;
-        Self::map(memfd, len, kind)
+        let mut memory = Self::map(memfd, len, kind)?;
+        memory.is_made_here = true;
+        Ok(memory)
     }
 
     /// The first `len` bytes of a memfd or a file of shared memory, such as a serving engine's.
-    /// Peers on this host map it when its length is sealed (`F_SEAL_SHRINK`), else they take
-    /// another transport.
+    /// Peers on this host map it when its length is sealed (`F_SEAL_SHRINK`) and, where they may
+    /// only read, new writable mappings are too (`F_SEAL_FUTURE_WRITE`); else they take another
+    /// transport. It is never sealed here.
     ///
     /// # Errors
     /// [`TransferError`] when `len` is outside the limits or longer than the file, or the kernel
@@ -141,11 +149,13 @@ impl Memory {
         // SAFETY: a fresh shared mapping at an address of the kernel's choice.
         let base = unsafe { mmap(None, map_len, protection, MapFlags::MAP_SHARED, &fd, 0) }
             .map_err(os("map a memfd"))?;
+        advise_hugepages(base, map_len);
         Ok(Self {
             base: base.cast(),
             len,
             kind,
             fd: Some(fd),
+            is_made_here: false,
             keeper: Keeper::Mapping,
         })
     }
@@ -170,6 +180,7 @@ impl Memory {
             len,
             kind,
             fd: None,
+            is_made_here: false,
             keeper: Keeper::Owner(owner),
         })
     }
@@ -197,6 +208,7 @@ impl Memory {
             len,
             kind: MemoryKind::Device { dmabuf_offset },
             fd: Some(dmabuf),
+            is_made_here: false,
             keeper: Keeper::Owner(owner),
         })
     }
@@ -226,6 +238,11 @@ impl Memory {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
+    /// Whether its memfd was made here.
+    pub(crate) const fn is_made_here(&self) -> bool {
+        self.is_made_here
+    }
+
     /// Whether the processor can read and write it.
     #[must_use]
     pub const fn is_host(&self) -> bool {
@@ -251,6 +268,28 @@ impl Memory {
         assert!(self.holds(offset, len), "{offset}+{len} of {}", self.len);
         // SAFETY: the assertion keeps the result inside the memory.
         unsafe { self.base.add(offset as usize) }
+    }
+
+    /// The NUMA node of the first byte, as the kernel tells; it makes the page if there is none.
+    pub(crate) fn node(&self) -> Option<usize> {
+        /// Of linux/mempolicy.h: the node of an address.
+        const NODE_OF_ADDRESS: libc::c_ulong = 1 | 2;
+        if !self.is_host() {
+            return None;
+        }
+        let mut node: libc::c_int = -1;
+        // SAFETY: the call writes one int, and looks at an address of this process.
+        let code = unsafe {
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                &raw mut node,
+                std::ptr::null_mut::<libc::c_ulong>(),
+                0_u64,
+                self.base.as_ptr(),
+                NODE_OF_ADDRESS,
+            )
+        };
+        usize::try_from(node).ok().filter(|_| code == 0)
     }
 
     /// Feeds `len` bytes at `offset` to `hash`, in pieces that stay in the processor's cache.
@@ -320,6 +359,12 @@ impl Drop for Memory {
             debug_assert!(unmapped.is_ok());
         }
     }
+}
+
+/// Asks for transparent hugepages: copies of megabytes miss the TLB less. Refusal costs speed only.
+pub(super) fn advise_hugepages(base: NonNull<c_void>, len: NonZeroUsize) {
+    // SAFETY: the range is a mapping that the caller has just made.
+    let _ = unsafe { madvise(base, len.get(), MmapAdvise::MADV_HUGEPAGE) };
 }
 
 fn checked_len(len: u64) -> Result<NonZeroUsize, TransferError> {

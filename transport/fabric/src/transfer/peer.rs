@@ -128,7 +128,11 @@ impl Peer {
             }
         }
         let link = Arc::clone(&self.link);
-        if let Some(shared) = self.shared.as_ref().filter(|_| may_share(&flight)) {
+        let may_share = may_share(&flight);
+        let has_rails = !self.threads.is_empty();
+        // Rails find a peer that has started again; a mapping of what it was before does not.
+        let is_usable = |shared: &&Arc<SharedPeer>| may_share && !(has_rails && shared.is_gone());
+        if let Some(shared) = self.shared.as_ref().filter(is_usable) {
             let work = SharedWork::new(Arc::clone(shared));
             return Ok(Transfer {
                 flight,
@@ -137,10 +141,10 @@ impl Peer {
                 is_verified: true,
             });
         }
-        if self.threads.is_empty() {
-            flight.fail_all(Status::AccessDenied);
-        } else {
+        if has_rails {
             self.link.submit(&flight);
+        } else {
+            flight.fail_all(Status::AccessDenied);
         }
         Ok(Transfer {
             flight,

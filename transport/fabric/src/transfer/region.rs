@@ -64,6 +64,7 @@ pub struct Region {
     id: RegionId,
     access: Access,
     memory: Memory,
+    node: Option<usize>,
     state: AtomicU64,
     /// Waited on with `quiet` until a closed region has no pins.
     waiters: Mutex<()>,
@@ -76,6 +77,7 @@ impl Region {
         Self {
             id,
             access,
+            node: memory.node(),
             memory,
             state: AtomicU64::new(0),
             waiters: Mutex::new(()),
@@ -99,6 +101,12 @@ impl Region {
     #[must_use]
     pub const fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// The NUMA node of its first byte when it was registered, if the kernel tells.
+    #[must_use]
+    pub const fn node(&self) -> Option<usize> {
+        self.node
     }
 
     /// Length in bytes; at least 1.

@@ -20,6 +20,7 @@ use std::time::Duration;
 use super::abi::{self, Wc};
 use super::device::Device;
 use super::error::VerbsError;
+use super::in_flight::RequestId;
 
 /// What became of a work request, by the names of the InfiniBand standard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -351,11 +352,11 @@ impl CompletionQueue {
         self.0.taken.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Drops what is there of an earlier life of a queue pair, so that it takes no room.
-    pub(super) fn forget(&self, is_forgotten: impl Fn(&Wc) -> bool) -> Result<(), VerbsError> {
+    /// Drops what is there of a queue pair that is gone, so that it takes no room.
+    pub(super) fn forget(&self, life: u32) -> Result<(), VerbsError> {
         let mut waiting = self.waiting();
         self.collect(&mut waiting)?;
-        waiting.retain(|completion| !is_forgotten(&completion.0));
+        waiting.retain(|completion| RequestId::from_raw(completion.0.wr_id).life() != life);
         Ok(())
     }
 

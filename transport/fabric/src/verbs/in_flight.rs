@@ -153,11 +153,16 @@ impl InFlight {
         self.end_first(status, received, ended);
     }
 
-    /// Ends all as flushed, at the beginning of another life.
-    pub(super) fn flush(&mut self, life: u32, ended: &mut Vec<Completion>) {
+    /// Ends all as flushed.
+    pub(super) fn flush(&mut self, ended: &mut Vec<Completion>) {
         while !self.posted.is_empty() {
             self.end_first(Status::Flushed, None, ended);
         }
+    }
+
+    /// Begins another life. Nothing is under way.
+    pub(super) fn begin(&mut self, life: u32) {
+        assert!(self.posted.is_empty(), "requests of another life");
         self.first = 0;
         self.life = life;
         self.has_failed = false;
@@ -242,7 +247,8 @@ mod tests {
         let mut queue = queue(4, 3);
         let old = InFlight::new(4, 7, false).id(1);
         let mut ended = Vec::new();
-        queue.flush(8, &mut ended);
+        queue.flush(&mut ended);
+        queue.begin(8);
         assert_eq!(ended.len(), 3);
         assert!(
             ended

@@ -86,6 +86,8 @@ pub struct QueuePair {
 /// The library's queue pair, and what has to outlive it.
 struct Handle {
     queue_pair: NonNull<abi::Qp>,
+    /// Its name in the identifiers of its requests: numbers of queue pairs are used again.
+    life: u32,
     /// Longest inline send that the NIC granted, in bytes.
     inline_len: u32,
     // Behind the queue pair, which `drop` destroys.
@@ -127,6 +129,7 @@ impl Handle {
             .ok_or_else(|| VerbsError::last_os("making a queue pair", device.name()))?;
         Ok(Self {
             queue_pair: made,
+            life: next_life(),
             inline_len: wanted.cap.max_inline_data,
             completions: completions.clone(),
             domain: domain.clone(),
@@ -145,12 +148,11 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let number = self.number();
         // SAFETY: made by `Handle::new`. When this returns, the NIC has left the memory of
         // requests that were under way, which their queue gives back afterwards.
         unsafe { (self.domain.device().library().destroy_qp)(self.queue_pair.as_ptr()) };
         // Should the queue be in trouble, its other users learn of it themselves.
-        let _ = self.completions.forget(|raw| raw.qp_num == number);
+        let _ = self.completions.forget(self.life);
     }
 }
 
@@ -195,17 +197,17 @@ impl QueuePair {
         let port = device.active_port(settings.port)?;
         let gid = device.gid(settings.port, settings.gid)?;
         let places = Places::take(completions, settings.completion_count())?;
-        let life = next_life();
+        let handle = Handle::new(domain, completions, &settings)?;
         let mut this = Self {
-            handle: Handle::new(domain, completions, &settings)?,
+            sends: InFlight::new(settings.send_depth, handle.life, false),
+            receives: InFlight::new(settings.receive_depth, handle.life, true),
+            handle,
             _places: places,
             state: QueuePairState::Idle,
             settings,
             port,
             gid,
             first_packet: 0,
-            sends: InFlight::new(settings.send_depth, life, false),
-            receives: InFlight::new(settings.receive_depth, life, true),
             chain: Chain::default(),
             counters: QueuePairCounters::default(),
         };
@@ -307,11 +309,9 @@ impl QueuePair {
             };
             self.modify("disconnecting", &mut change, abi::QP_STATE)?;
         }
-        let number = self.number();
-        self.handle.completions.forget(|raw| raw.qp_num == number)?;
-        let life = next_life();
-        self.sends.flush(life, ended);
-        self.receives.flush(life, ended);
+        self.handle.completions.forget(self.handle.life)?;
+        self.sends.flush(ended);
+        self.receives.flush(ended);
         self.state = QueuePairState::Idle;
         Ok(())
     }
@@ -332,6 +332,8 @@ impl QueuePair {
             ..
         } = &self.handle;
         self.handle = Handle::new(domain, completions, &self.settings)?;
+        self.sends.begin(self.handle.life);
+        self.receives.begin(self.handle.life);
         self.open()
     }
 

@@ -231,14 +231,20 @@ fn every_nic(gid: GidChoice) -> Result<Vec<Nic>, VerbsError> {
     let mut nics = Vec::new();
     let mut last = VerbsError::NoDevice;
     for name in device_names()? {
-        let device = Device::open(&name)?;
-        let domain = ProtectionDomain::new(&device)?;
-        for port in 1..=device.limits().port_count {
-            match usable_nic(&device, &domain, port, gid) {
-                Ok(nic) => nics.push(nic),
-                Err(error) => {
-                    tracing::info!(device = name, port, %error, "a port goes unused");
-                    last = error;
+        let mut unused = |error| {
+            tracing::info!(device = name, %error, "goes unused");
+            last = error;
+        };
+        let opened = Device::open(&name)
+            .and_then(|device| ProtectionDomain::new(&device).map(|domain| (device, domain)));
+        match opened {
+            Err(error) => unused(error),
+            Ok((device, domain)) => {
+                for port in 1..=device.limits().port_count {
+                    match usable_nic(&device, &domain, port, gid) {
+                        Ok(nic) => nics.push(nic),
+                        Err(error) => unused(error),
+                    }
                 }
             }
         }

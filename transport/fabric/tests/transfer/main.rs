@@ -2,7 +2,10 @@
 //! cannot be is refused by name. Method: two engines of one process over loopback, every byte
 //! compared, every wrong request checked for its status.
 
+#![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
+
 mod cancel;
+mod links;
 mod moves;
 mod pair;
 mod shared;

@@ -163,3 +163,38 @@ fn hugepages_are_shared_where_there_are_any() {
     assert_eq!(transfer.wait(HANG), Some(vec![Status::Done]));
     assert!(bytes_of(&pair.local, 0, 4096) == bytes[(2 << 20) - 4096..]);
 }
+
+#[test]
+fn memfd_of_the_caller_is_shared_as_its_seals_allow() {
+    use std::os::fd::AsFd;
+
+    let owner = crate::pair::owner(1);
+    let flags = nix::sys::memfd::MFdFlags::MFD_ALLOW_SEALING;
+    let make = |seals: Option<i32>| {
+        let memfd = nix::sys::memfd::memfd_create(c"callers", flags).unwrap();
+        nix::unistd::ftruncate(&memfd, 8192).unwrap();
+        let kept = memfd.as_fd().try_clone_to_owned().unwrap();
+        let memory = Memory::from_fd(memfd, 8192).unwrap();
+        if let Some(seals) = seals {
+            let seals = nix::fcntl::SealFlag::from_bits_retain(seals);
+            nix::fcntl::fcntl(&kept, nix::fcntl::FcntlArg::F_ADD_SEALS(seals)).unwrap();
+        }
+        memory
+    };
+    let length = libc::F_SEAL_SHRINK;
+    let writes = length | libc::F_SEAL_FUTURE_WRITE;
+    let cases = [
+        (None, Access::ReadWrite, false),
+        (Some(length), Access::ReadWrite, true),
+        (Some(length), Access::Read, false),
+        (Some(writes), Access::Read, true),
+    ];
+    let ids = cases.map(|(seals, access, _)| owner.register(make(seals), access).unwrap().id());
+    let opener = TransferEngine::start(EngineConfig::default()).unwrap();
+    let peer = opener.open(owner.addresses()).unwrap();
+    for (id, (seals, access, is_shared)) in ids.into_iter().zip(cases) {
+        let region = peer.region(id).unwrap();
+        let key = region.key(TransportKind::SharedMemory);
+        assert_eq!(key.is_some(), is_shared, "{seals:?} {access:?}");
+    }
+}

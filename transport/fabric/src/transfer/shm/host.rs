@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, fcntl};
 
-use super::words::{FUTURE_WRITE, SharedWords, is_sealed};
+use super::words::{FUTURE_WRITE, SharedWords, is_sealed, is_write_sealed};
 use super::{LEASE_COUNT_MAX, LEASE_MILLIS_MAX, QUESTION_LEN, Question, send_answer};
 use crate::transfer::clock::{now, random};
 use crate::transfer::error::{Status, TransferError};
@@ -87,7 +87,10 @@ impl SharedHost {
         let is_kept = is_sealed(memfd, region.len()).unwrap_or(false);
         let is_closed = match region.access() {
             Access::Local => false,
-            Access::Read => fcntl(memfd, FcntlArg::F_ADD_SEALS(FUTURE_WRITE)).is_ok(),
+            Access::Read if region.memory().is_made_here() => {
+                fcntl(memfd, FcntlArg::F_ADD_SEALS(FUTURE_WRITE)).is_ok()
+            }
+            Access::Read => is_write_sealed(memfd).unwrap_or(false),
             Access::ReadWrite => true,
         };
         if is_kept && is_closed {

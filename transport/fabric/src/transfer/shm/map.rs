@@ -8,10 +8,48 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::words::is_sealed;
-use crate::transfer::memory::Memory;
+use crate::transfer::flight::Cut;
+use crate::transfer::memory::{Memory, advise_hugepages};
+
+/// A checksum that grows with what is read.
+pub(super) enum Sum {
+    /// All bytes come at once.
+    AtOnce {
+        /// The checksum's seed.
+        seed: u64,
+        /// The checksum, once they came.
+        digest: u64,
+    },
+    /// They come in pieces.
+    InPieces(Box<Xxh3>),
+}
+
+impl Sum {
+    pub(super) fn new(seed: u64, is_at_once: bool) -> Self {
+        if is_at_once {
+            Self::AtOnce { seed, digest: 0 }
+        } else {
+            Self::InPieces(Box::new(Xxh3::with_seed(seed)))
+        }
+    }
+
+    fn update(&mut self, piece: &[u8]) {
+        match self {
+            Self::AtOnce { seed, digest } => *digest = xxh3_64_with_seed(piece, *seed),
+            Self::InPieces(hash) => hash.update(piece),
+        }
+    }
+
+    pub(super) fn digest(&self) -> u64 {
+        match self {
+            Self::AtOnce { digest, .. } => *digest,
+            Self::InPieces(hash) => hash.digest(),
+        }
+    }
+}
 
 /// The mapping of a region.
 pub(super) struct RemoteMap {
@@ -37,6 +75,7 @@ impl RemoteMap {
         protection.set(ProtFlags::PROT_WRITE, is_writable);
         // SAFETY: a fresh shared mapping at an address of the kernel's choice.
         let base = unsafe { mmap(None, map_len, protection, MapFlags::MAP_SHARED, memfd, 0) }?;
+        advise_hugepages(base, map_len);
         Ok(Self {
             base: base.cast(),
             len,
@@ -56,24 +95,18 @@ impl RemoteMap {
     }
 
     /// Copies to local memory, and hashes what arrived there.
-    pub(super) fn read(
-        &self,
-        offset: u64,
-        local: &Memory,
-        local_offset: u64,
-        len: u64,
-        hash: Option<&mut Xxh3>,
-    ) {
+    pub(super) fn read(&self, offset: u64, local: &Memory, cut: &Cut, sum: Option<&mut Sum>) {
+        let len = cut.len;
         let source = self.at(offset, len);
-        let target = local.at(local_offset, len);
+        let target = local.at(cut.local_offset, len);
         // SAFETY: both are that long. They may be the same memory, mapped twice.
         unsafe { std::ptr::copy(source.as_ptr(), target.as_ptr(), len as usize) };
-        if let Some(hash) = hash {
+        if let Some(sum) = sum {
             // SAFETY: the bytes are initialised and any value of them is one; the caller lent
             // them to this transfer alone.
             // JUSTIFICATION: a copy to hash would cost as much as the hash; seen with
             // `terrace-bench transfer --verify`.
-            hash.update(unsafe { std::slice::from_raw_parts(target.as_ptr(), len as usize) });
+            sum.update(unsafe { std::slice::from_raw_parts(target.as_ptr(), len as usize) });
         }
     }
 

@@ -9,22 +9,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{MsgFlags, recv};
-use xxhash_rust::xxh3::Xxh3;
 
 use super::host::{address, boot_id};
-use super::map::RemoteMap;
+use super::map::{RemoteMap, Sum};
 use super::words::SharedWords;
 use super::{Answer, LEASE_MILLIS_MAX, Question, receive_answer};
 use crate::transfer::clock::now;
 use crate::transfer::error::{RailError, Status, TransferError};
 use crate::transfer::flight::{CheckedRequest, Cursor, Cut, Flight};
 use crate::transfer::region::{RegionId, RemoteRegion};
+use crate::transfer::request::Expected;
 use crate::transfer::tcp::{greet, question, timed_out};
 use crate::transfer::transport::{Ask, Operation};
 use crate::transfer::wire::{Purpose, Token};
 
 /// Bytes copied and then hashed at once: they stay in the processor's second-level cache.
 const PIECE_LEN: u64 = 128 << 10;
+
+/// Bytes of a request that are copied and hashed at once when they are contiguous: hashing all of
+/// them by one call makes up for the cache they do not fit.
+const AT_ONCE_LEN: u64 = 1 << 20;
 
 /// A peer on this host.
 pub(in crate::transfer) struct SharedPeer {
@@ -135,7 +139,7 @@ impl SharedPeer {
         &self,
         request: &CheckedRequest,
         cut: &Cut,
-        hash: Option<&mut Xxh3>,
+        sum: Option<&mut Sum>,
     ) -> Result<(), Status> {
         let region = &request.remote[cut.remote].region;
         let map = self.map(region)?;
@@ -146,7 +150,7 @@ impl SharedPeer {
         let local = request.local[cut.local].region.memory();
         match request.operation {
             Operation::Read => {
-                map.read(cut.remote_offset, local, cut.local_offset, cut.len, hash);
+                map.read(cut.remote_offset, local, cut, sum);
             }
             Operation::Write if map.is_writable => {
                 map.write(cut.remote_offset, local, cut.local_offset, cut.len);
@@ -284,7 +288,7 @@ pub(in crate::transfer) struct SharedWork {
     peer: Arc<SharedPeer>,
     request: usize,
     cursor: Cursor,
-    hash: Option<Box<Xxh3>>,
+    sum: Option<Sum>,
 }
 
 impl SharedWork {
@@ -293,7 +297,7 @@ impl SharedWork {
             peer,
             request: 0,
             cursor: Cursor::START,
-            hash: None,
+            sum: None,
         }
     }
 
@@ -318,17 +322,18 @@ impl SharedWork {
     /// Moves up to `budget` bytes of the current request, and goes on to the next when it ends.
     fn advance_request(&mut self, flight: &Flight, budget: u64) -> u64 {
         let request = &flight.requests[self.request];
-        if self.hash.is_none() {
-            let hash = |expected: crate::transfer::request::Expected| {
-                Box::new(Xxh3::with_seed(expected.seed))
-            };
-            self.hash = request.expected.map(hash);
+        let whole = request.next_cut(Cursor::START, AT_ONCE_LEN);
+        let is_at_once = whole.is_some_and(|cut| cut.len == request.len());
+        let piece_len = if is_at_once { AT_ONCE_LEN } else { PIECE_LEN };
+        if self.sum.is_none() {
+            let sum = |expected: Expected| Sum::new(expected.seed, is_at_once);
+            self.sum = request.expected.map(sum);
         }
         let mut moved = 0;
         let mut status = flight.failure(self.request);
         while status.is_none() && moved < budget {
-            let Some(cut) = request.next_cut(self.cursor, PIECE_LEN) else {
-                let digest = self.hash.as_ref().map(|hash| hash.digest());
+            let Some(cut) = request.next_cut(self.cursor, piece_len) else {
+                let digest = self.sum.as_ref().map(Sum::digest);
                 let is_right = request.expected.map(|expected| expected.checksum) == digest;
                 status = Some(if is_right {
                     Status::Done
@@ -337,16 +342,14 @@ impl SharedWork {
                 });
                 break;
             };
-            let outcome = self
-                .peer
-                .move_piece(request, &cut, self.hash.as_deref_mut());
+            let outcome = self.peer.move_piece(request, &cut, self.sum.as_mut());
             self.cursor = request.behind(self.cursor, &cut);
             moved += cut.len;
             status = outcome.err();
         }
         if let Some(status) = status {
             flight.finish(self.request, status);
-            (self.request, self.cursor, self.hash) = (self.request + 1, Cursor::START, None);
+            (self.request, self.cursor, self.sum) = (self.request + 1, Cursor::START, None);
         }
         moved
     }

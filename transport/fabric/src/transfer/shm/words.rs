@@ -67,8 +67,11 @@ impl SharedWords {
     pub(super) fn word(&self, slot: u32) -> Option<&AtomicU64> {
         let slot = slot as usize;
         (slot < REGION_COUNT_MAX).then(|| {
-            // SAFETY: the mapping holds so many words, aligned as its pages are.
-            unsafe { self.base.add(slot).as_ref() }
+            // SAFETY: the mapping holds so many words.
+            let word = unsafe { self.base.add(slot) };
+            // SAFETY: it is aligned as its page is, lives as long as self, and is only ever an
+            // atomic here; other processes change it as one.
+            unsafe { word.as_ref() }
         })
     }
 
@@ -94,4 +97,10 @@ pub(super) fn is_sealed(memfd: BorrowedFd<'_>, len: u64) -> Result<bool, nix::Er
     let file_len = nix::sys::stat::fstat(memfd)?.st_size;
     let is_long = u64::try_from(file_len).is_ok_and(|file_len| file_len >= len);
     Ok(is_long && seals.contains(SealFlag::F_SEAL_SHRINK))
+}
+
+/// Whether no process can map a memfd for writing any more.
+pub(super) fn is_write_sealed(memfd: BorrowedFd<'_>) -> Result<bool, nix::Error> {
+    let seals = SealFlag::from_bits_retain(fcntl(memfd, FcntlArg::F_GET_SEALS)?);
+    Ok(seals.intersects(FUTURE_WRITE | SealFlag::F_SEAL_WRITE))
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::lane::Lane;
 use super::{UNKNOWN_TOKEN, connect};
-use crate::transfer::error::RailError;
+use crate::transfer::error::{RailError, Status};
+use crate::transfer::topology::interface_of;
 use crate::transfer::transport::{
     Ask, Ended, Interest, Rail, RailLink, Slice, SliceId, TransportKind,
 };
@@ -28,22 +29,17 @@ pub(in crate::transfer) struct TcpRail {
     timeout: Duration,
     /// First the one for bulk, then the one for what is urgent. None: the rail is down.
     lanes: Vec<Lane>,
-    /// What ended by being cancelled since the last poll.
+    /// What ended without the peer since the last poll.
     cancelled: Vec<Ended>,
 }
 
 impl TcpRail {
     /// A rail that is still down.
-    pub(in crate::transfer) fn new(
-        address: SocketAddr,
-        number: u32,
-        timeout: Duration,
-        device: Option<String>,
-    ) -> Self {
+    pub(in crate::transfer) fn new(address: SocketAddr, number: u32, timeout: Duration) -> Self {
         let link = RailLink {
             name: format!("tcp {address}"),
             kind: TransportKind::Tcp,
-            device,
+            device: None,
             bandwidth: None,
         };
         Self {
@@ -66,6 +62,9 @@ impl TcpRail {
                 is_urgent,
             };
             let (stream, _) = connect(self.address, purpose, token, self.timeout)?;
+            if let Ok(own) = stream.local_addr() {
+                self.link.device = interface_of(own.ip());
+            }
             lanes.push(Lane::new(stream).map_err(RailError::os("prepare a lane"))?);
         }
         self.lanes = lanes;
@@ -82,6 +81,18 @@ impl Rail for TcpRail {
         let [bulk, urgent] = &mut self.lanes[..] else {
             return Err(RailError::Closed);
         };
+        // Memory of a device is no memory to the kernel.
+        slices.retain(|slice| {
+            let is_host = slice.local.memory().is_host();
+            if !is_host {
+                let status = Status::AccessDenied;
+                self.cancelled.push(Ended {
+                    id: slice.id,
+                    status,
+                });
+            }
+            is_host
+        });
         let split = slices.iter().take_while(|slice| slice.is_urgent).count();
         urgent.post(slices.drain(..split))?;
         bulk.post(slices.drain(..))
