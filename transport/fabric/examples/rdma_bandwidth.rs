@@ -17,8 +17,8 @@ use terrace_fabric::transfer::{
 };
 use terrace_fabric::verbs::{
     Access, CompletionQueue, Device, MemoryRegion, Operation, ProtectionDomain, QueuePair,
-    QueuePairSettings, RdmaConfig, RdmaTransport, RegionOptions, RemoteSlice, WorkRequest,
-    device_names,
+    QueuePairCounters, QueuePairSettings, RdmaConfig, RdmaTransport, RegionOptions, RemoteSlice,
+    WorkRequest, device_names,
 };
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -43,15 +43,22 @@ fn main() -> Outcome<()> {
     println!("length     way              MB/s  of ib_read_bw");
     for len in [64 << 10, 1 << 20] {
         let mut rates: [Vec<f64>; 3] = Default::default();
+        let mut done = QueuePairCounters::default();
         for _ in 0..ROUNDS {
             rates[0].push(perftest(&name, len)?);
             rates[1].push(queue_pairs(&name, len)?);
-            rates[2].push(engine(&name, len)?);
+            let (rate, counters) = engine(&name, len)?;
+            rates[2].push(rate);
+            done = counters;
         }
         let medians = rates.map(|mut rates| {
             rates.sort_by(f64::total_cmp);
             rates[ROUNDS / 2]
         });
+        println!(
+            "the engine's last round: {} requests by {} doorbells and {} completions, {} bytes copied",
+            done.requests, done.doorbells, done.completions, done.copied_bytes
+        );
         for (way, rate) in ["ib_read_bw", "queue pairs", "transfer engine"]
             .iter()
             .zip(medians)
@@ -185,8 +192,8 @@ fn read_all(
 }
 
 /// Reads in one batch between two engines.
-fn engine(device: &str, len: u64) -> Outcome<f64> {
-    let start = |listen: &[&str]| -> Outcome<TransferEngine> {
+fn engine(device: &str, len: u64) -> Outcome<(f64, QueuePairCounters)> {
+    let start = |listen: &[&str]| -> Outcome<(TransferEngine, Arc<RdmaTransport>)> {
         let transport = RdmaTransport::open(&RdmaConfig {
             devices: vec![device.to_owned()],
             ..RdmaConfig::default()
@@ -200,9 +207,11 @@ fn engine(device: &str, len: u64) -> Outcome<f64> {
             slice_len: 1 << 20,
             ..EngineConfig::default()
         };
-        Ok(TransferEngine::start_with(config, vec![transport])?)
+        let engine = TransferEngine::start_with(config, vec![transport.clone()])?;
+        Ok((engine, transport))
     };
-    let (server, client) = (start(&["127.0.0.1:0"])?, start(&[])?);
+    let (server, _) = start(&["127.0.0.1:0"])?;
+    let (client, transport) = start(&[])?;
     let theirs = server.register(Memory::hugepages(MEMORY_LEN)?, PeerAccess::Read)?;
     let ours = client.register(Memory::hugepages(MEMORY_LEN)?, PeerAccess::Local)?;
     let peer = client.open(server.addresses())?;
@@ -222,12 +231,13 @@ fn engine(device: &str, len: u64) -> Outcome<f64> {
         },
     );
     let batch = vec![request; count(len) as usize];
-    rate(len, || {
+    let rate = rate(len, || {
         let mut transfer = peer.submit(&batch, BatchOptions::default())?;
         let statuses = transfer.wait(Duration::from_secs(60));
         match statuses.is_some_and(|all| all.iter().all(|status| *status == Status::Done)) {
             true => Ok(()),
             false => Err("a read was not done".into()),
         }
-    })
+    })?;
+    Ok((rate, transport.counters()))
 }

@@ -6,8 +6,11 @@
 //! | question | bytes behind its number | answer |
 //! |---|---|---|
 //! | 1 list | none | each port: network (0 down, 1 InfiniBand, 2 Ethernet), GID (16) |
-//! | 2 connect | port (1), queue pair it replaces or 0 (4), address of the asker's queue pair (32) | name of the queue pair (4), its address (32) |
-//! | 3 fence | name of the queue pair (4) | empty, when the NIC serves it no more |
+//! | 2 connect | port (1), rail (4), address of the asker's queue pair (32) | address of the queue pair for it (32) |
+//! | 3 fence | rail (4) | empty, when the NIC serves its queue pair no more |
+//!
+//! A rail is named by its opener, who names another one for each. It has one queue pair at a time: an
+//! answer that got lost leaves none behind, as the next one takes its place.
 
 use std::net::Ipv6Addr;
 
@@ -109,30 +112,26 @@ pub(super) enum Question {
     /// A queue pair for the asker's.
     Connect {
         nic: u8,
-        replaces: u32,
+        rail: u32,
         address: QueuePairAddress,
     },
     /// The end of a queue pair.
-    Fence { name: u32 },
+    Fence { rail: u32 },
 }
 
 impl Question {
     pub(super) fn encode(&self) -> Vec<u8> {
         match self {
             Self::List => vec![1],
-            Self::Connect {
-                nic,
-                replaces,
-                address,
-            } => {
+            Self::Connect { nic, rail, address } => {
                 let mut bytes = vec![2, *nic];
-                bytes.extend(replaces.to_le_bytes());
+                bytes.extend(rail.to_le_bytes());
                 bytes.extend(address.encode());
                 bytes
             }
-            Self::Fence { name } => {
+            Self::Fence { rail } => {
                 let mut bytes = vec![3];
-                bytes.extend(name.to_le_bytes());
+                bytes.extend(rail.to_le_bytes());
                 bytes
             }
         }
@@ -143,40 +142,14 @@ impl Question {
             [1] => Some(Self::List),
             [2, nic, a, b, c, d, address @ ..] => Some(Self::Connect {
                 nic: *nic,
-                replaces: u32::from_le_bytes([*a, *b, *c, *d]),
+                rail: u32::from_le_bytes([*a, *b, *c, *d]),
                 address: QueuePairAddress::decode(address.try_into().ok()?).ok()?,
             }),
             [3, a, b, c, d] => Some(Self::Fence {
-                name: u32::from_le_bytes([*a, *b, *c, *d]),
+                rail: u32::from_le_bytes([*a, *b, *c, *d]),
             }),
             _ => None,
         }
-    }
-}
-
-/// The answer to [`Question::Connect`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Connected {
-    /// What the queue pair is called in later questions; not 0.
-    pub(super) name: u32,
-    pub(super) address: QueuePairAddress,
-}
-
-impl Connected {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = self.name.to_le_bytes().to_vec();
-        bytes.extend(self.address.encode());
-        bytes
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let [a, b, c, d, address @ ..] = bytes else {
-            return None;
-        };
-        Some(Self {
-            name: u32::from_le_bytes([*a, *b, *c, *d]),
-            address: QueuePairAddress::decode(address.try_into().ok()?).ok()?,
-        })
     }
 }
 
@@ -235,10 +208,10 @@ mod tests {
             Question::List,
             Question::Connect {
                 nic: 3,
-                replaces: 9,
+                rail: 9,
                 address: address(),
             },
-            Question::Fence { name: 1 << 20 },
+            Question::Fence { rail: 1 << 20 },
         ];
         for question in questions {
             let bytes = question.encode();
@@ -246,13 +219,6 @@ mod tests {
             assert_eq!(Question::decode(&bytes[..bytes.len() - 1]), None);
         }
         assert_eq!(Question::decode(&[9]), None);
-        let connected = Connected {
-            name: 7,
-            address: address(),
-        };
-        let bytes = connected.encode();
-        assert_eq!(Connected::decode(&bytes), Some(connected));
-        assert_eq!(Connected::decode(&bytes[1..]), None);
         let nics = [nic("10.0.0.1"), nic("2001:db8::1")];
         let bytes = NicAddress::encode_list(&nics);
         assert_eq!(NicAddress::decode_list(&bytes), Some(nics.to_vec()));

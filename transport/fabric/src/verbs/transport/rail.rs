@@ -10,11 +10,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use super::keys::RegionKey;
-use super::questions::{Connected, Question};
+use super::questions::Question;
 use super::{Nic, Shared, failed};
 use crate::transfer::{
     self, Ask, Ended, Interest, Operation, Rail, RailError, RailLink, Slice, SliceId, TransportKind,
 };
+use crate::verbs::address::QueuePairAddress;
 use crate::verbs::completion::{CompletionQueue, Status, WorkCompletion};
 use crate::verbs::in_flight::Completion;
 use crate::verbs::queue_pair::{QueuePair, QueuePairState};
@@ -40,8 +41,6 @@ pub(super) struct RdmaRail {
     peer_nic: usize,
     completions: CompletionQueue,
     queue_pair: Option<QueuePair>,
-    /// What the peer calls its queue pair; 0 before there is one.
-    peer_name: u32,
     /// Whether something was written since the peer fenced the rail.
     has_written: bool,
     /// What the queue pair failed with, until it is told.
@@ -74,7 +73,6 @@ impl RdmaRail {
             peer_nic,
             completions,
             queue_pair: None,
-            peer_name: 0,
             has_written: false,
             failure: None,
             ended: Vec::new(),
@@ -82,6 +80,11 @@ impl RdmaRail {
             completed: Vec::new(),
             shared: Arc::clone(shared),
         })
+    }
+
+    /// Its name in questions: no two rails to one peer have the same ports.
+    fn name(&self) -> u32 {
+        (self.nic << 8 | self.peer_nic) as u32
     }
 
     /// The queue pair, open and not connected, with the addresses of by now.
@@ -283,27 +286,23 @@ impl Rail for RdmaRail {
     fn fence(&self) -> Option<Vec<u8>> {
         // Packets of a write may still be on their way to the peer's NIC.
         self.has_written.then(|| {
-            let name = self.peer_name;
-            Question::Fence { name }.encode()
+            let rail = self.name();
+            Question::Fence { rail }.encode()
         })
     }
 
     fn revive(&mut self, peer: &mut dyn Ask) -> Result<(), RailError> {
-        let (nic, replaces) = (self.peer_nic as u8, self.peer_name);
+        let (nic, rail) = (self.peer_nic as u8, self.name());
         let own = self.open()?;
         let address = own.address();
-        let question = Question::Connect {
-            nic,
-            replaces,
-            address,
-        };
+        let question = Question::Connect { nic, rail, address };
         let answer = peer.ask(&question.encode())?;
-        let connected = Connected::decode(&answer).ok_or(RailError::Protocol(
-            "the answer about a queue pair cannot be read",
-        ))?;
-        own.connect(&connected.address)
+        let unreadable = "the answer about a queue pair cannot be read";
+        let answer = <&[u8; QueuePairAddress::LEN]>::try_from(answer.as_slice())
+            .map_err(|_| RailError::Protocol(unreadable))?;
+        QueuePairAddress::decode(answer)
+            .and_then(|theirs| own.connect(&theirs))
             .map_err(failed("connect a queue pair"))?;
-        self.peer_name = connected.name;
         self.has_written = false;
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::questions::{Connected, NicAddress, Question};
+use super::questions::{NicAddress, Question};
 use super::{Shared, refused};
 use crate::transfer::limits::RAIL_COUNT_MAX;
 use crate::transfer::{Session, TransferError};
@@ -15,8 +15,8 @@ use crate::verbs::region::Access;
 /// The queue pairs of one peer. They only serve; nothing is posted on them.
 pub(super) struct RdmaSession {
     shared: Arc<Shared>,
+    /// By the rails that they are for.
     queue_pairs: HashMap<u32, QueuePair>,
-    last_name: u32,
 }
 
 impl RdmaSession {
@@ -24,18 +24,17 @@ impl RdmaSession {
         Self {
             shared,
             queue_pairs: HashMap::new(),
-            last_name: 0,
         }
     }
 
     fn connect(
         &mut self,
         nic: u8,
-        replaces: u32,
+        rail: u32,
         peer: &QueuePairAddress,
-    ) -> Result<Connected, TransferError> {
-        // Its end of the connection has gone: nothing of it is of use.
-        self.queue_pairs.remove(&replaces);
+    ) -> Result<QueuePairAddress, TransferError> {
+        // The peer's end of an earlier one has gone.
+        self.fence(rail);
         let Some(nic) = self.shared.nics.get(usize::from(nic)) else {
             return Err(wrong("it asks for an RDMA port that is not there"));
         };
@@ -51,16 +50,14 @@ impl RdmaSession {
         };
         let queue_pair = open().map_err(|error| refused(&error))?;
         let address = queue_pair.address();
-        self.last_name = self.last_name.wrapping_add(1).max(1);
-        let name = self.last_name;
-        self.queue_pairs.insert(name, queue_pair);
-        Ok(Connected { name, address })
+        self.queue_pairs.insert(rail, queue_pair);
+        Ok(address)
     }
 
-    /// Takes a queue pair from the peer. When this returns, the NIC does nothing more for it.
-    fn fence(&mut self, name: u32) {
-        // One that is not there any more was taken before. Dropping it takes it from the NIC.
-        self.queue_pairs.remove(&name);
+    /// Takes a rail's queue pair from the peer, if it has one. When this returns, the NIC does
+    /// nothing more for it.
+    fn fence(&mut self, rail: u32) {
+        self.queue_pairs.remove(&rail);
     }
 }
 
@@ -75,18 +72,15 @@ impl Session for RdmaSession {
     fn answer(&mut self, question: &[u8]) -> Result<Vec<u8>, TransferError> {
         match Question::decode(question) {
             Some(Question::List) => Ok(NicAddress::encode_list(&self.shared.addresses())),
-            Some(Question::Connect {
-                nic,
-                replaces,
-                address,
-            }) => {
-                let connected = self.connect(nic, replaces, &address);
+            Some(Question::Connect { nic, rail, address }) => {
+                let connected = self.connect(nic, rail, &address);
                 Ok(connected
                     .inspect_err(|error| tracing::warn!(%error, "a peer gets no queue pair"))?
-                    .encode())
+                    .encode()
+                    .to_vec())
             }
-            Some(Question::Fence { name }) => {
-                self.fence(name);
+            Some(Question::Fence { rail }) => {
+                self.fence(rail);
                 Ok(Vec::new())
             }
             None => Err(wrong("a question about RDMA cannot be read")),
