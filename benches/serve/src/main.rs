@@ -4,6 +4,8 @@
 //! ```text
 //! cargo build --release -p terrace-node -p terrace-serve
 //! target/release/terrace-serve [--peers] [--tls] [--rounds N] [--quick]
+//! cargo build --release -p terrace-bench -p terrace-serve
+//! target/release/terrace-serve --transfer [--rounds N] [--turn MS]
 //! ```
 //!
 //! For each length of blocks every peer is filled; then, round after round, every peer in turn runs
@@ -20,6 +22,7 @@ mod peer;
 mod processes;
 mod shape;
 mod table;
+mod transfer;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -65,6 +68,10 @@ struct Cli {
     /// The node's program; the one beside this program by default.
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
+    /// Only the transfer engine beside Mooncake's own benchmark of its one, over TCP. That one is
+    /// installed as for --peers.
+    #[arg(long)]
+    transfer: bool,
     /// Serves the bare exchange; started by the command itself.
     #[arg(long, hide = true)]
     bare_source: bool,
@@ -74,6 +81,11 @@ fn main() -> Result<()> {
     let mut cli = Cli::parse();
     if cli.bare_source {
         return bare::serve(DRAM_LEN);
+    }
+    if cli.transfer {
+        let program = std::env::current_exe().context("find this program")?;
+        let bench = program.with_file_name("terrace-bench");
+        return transfer::compare(&bench, cli.rounds, cli.turn);
     }
     if cli.quick {
         (cli.turn, cli.rounds) = (cli.turn.min(100), cli.rounds.min(3));

@@ -82,7 +82,7 @@ impl Mooncake {
 }
 
 /// The folder of its programs.
-fn install(folder: &std::path::Path) -> Result<PathBuf> {
+pub(crate) fn install(folder: &std::path::Path) -> Result<PathBuf> {
     let environment = folder.join("mooncake");
     let programs = environment.join("bin");
     if !programs.join("mooncake_master").is_file() {

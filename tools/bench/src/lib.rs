@@ -14,3 +14,4 @@ pub mod replay;
 pub mod report;
 pub mod sim;
 pub mod soak;
+pub mod transfer;

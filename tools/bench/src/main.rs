@@ -18,6 +18,7 @@ use terrace_bench::replay::{self, NvmeOptions, ReplayOptions};
 use terrace_bench::report;
 use terrace_bench::sim::{self, GoldenArgs, SimArgs, SimOptions};
 use terrace_bench::soak::{self, SoakOptions};
+use terrace_bench::transfer::{self, TransferArgs};
 use terrace_engine::{Engine, EngineConfig, HugepageMode, Use};
 use terrace_sim::trace::{SynthConfig, Trace};
 use terrace_types::ByteLen;
@@ -47,6 +48,8 @@ enum Command {
     Recover(RecoverArgs),
     /// Do everything at once for some minutes, verify it, and look for what leaks.
     Soak(SoakArgs),
+    /// Move batches between the registered memory of two processes, beside a copy and a hash.
+    Transfer(TransferArgs),
 }
 
 #[derive(Parser)]
@@ -343,6 +346,7 @@ fn main() -> ExitCode {
         Command::Burst(args) => run_burst(&args),
         Command::Recover(args) => run_recover(&args),
         Command::Soak(args) => run_soak(&args),
+        Command::Transfer(args) => transfer::run(&args),
     };
     match outcome {
         Ok(0) => ExitCode::SUCCESS,

@@ -6,6 +6,7 @@ use crate::fuzz;
 use crate::miri;
 use crate::nightly;
 use crate::process;
+use crate::rdma;
 use crate::steps::{Done, Steps};
 use crate::suite;
 use crate::tidy;
@@ -51,6 +52,7 @@ fn run_steps(workspace: &Workspace, steps: &mut Steps) -> Result<(), String> {
         let mut doc = workspace.cargo(&["doc", "--workspace", "--no-deps", "--locked"]);
         process::run(doc.env("RUSTDOCFLAGS", "-D warnings")).map(|()| Done::Passed)
     })?;
+    steps.run("rdma", || rdma::run(workspace))?;
     steps.run("deny", || {
         if workspace.has_cargo_subcommand("deny") {
             cargo(&["deny", "check", "licenses", "bans", "sources"])

@@ -17,6 +17,7 @@ mod miri;
 mod nightly;
 mod planted;
 mod process;
+mod rdma;
 mod setup;
 mod steps;
 mod suite;
@@ -26,6 +27,7 @@ mod workspace;
 use std::process::ExitCode;
 
 use setup::Reserved;
+use steps::Done;
 use workspace::Workspace;
 
 const USAGE: &str = "\
@@ -33,7 +35,7 @@ cargo xtask <command>
 
   demo             set up, build, start a node, replay a trace to it, print the table
   test             set up, then every test, doc test, example and small bench run
-  ci               what CI runs: fmt, clippy, tidy, test, doc, deny, miri, fuzz, readme
+  ci               what CI runs: fmt, clippy, tidy, test, doc, rdma, deny, miri, fuzz, readme
   planted [NAME]   plant known bugs, one at a time: the tests have to find each
   tidy             the rules of docs/style.md that a program can check
   setup [--check]  find what build and tests need; install it as root, else print the command
@@ -41,6 +43,9 @@ cargo xtask <command>
   fuzz [TARGET] [--seconds N] [--keep] [--list]
                    run fuzz targets, 60 s each; --keep adds to fuzz/corpus what adds coverage
   miri             the tests that Miri can run
+  rdma [--bandwidth]
+                   the RDMA tests, in virtual machines with soft-RoCE NICs; as root
+                   (--bandwidth: reads beside ib_read_bw instead)
   asan [PACKAGE]   tests of the crates with unsafe code under AddressSanitizer
   help             this text
 ";
@@ -56,6 +61,7 @@ enum Task {
     Setup { check_only: bool },
     Fuzz(fuzz::Options),
     Miri,
+    Rdma { is_bandwidth: bool },
     Asan { package: Option<String> },
     Help,
 }
@@ -75,6 +81,11 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         ["setup", "--check"] => Ok(Task::Setup { check_only: true }),
         ["fuzz", rest @ ..] => fuzz::Options::parse(rest).map(Task::Fuzz),
         ["miri"] => Ok(Task::Miri),
+        ["rdma"] => Ok(Task::Rdma {
+            is_bandwidth: false,
+        }),
+        ["rdma", "--bandwidth"] => Ok(Task::Rdma { is_bandwidth: true }),
+        ["rdma", other, ..] => Err(format!("rdma takes --bandwidth or nothing, not `{other}`")),
         ["asan"] => Ok(Task::Asan { package: None }),
         ["asan", package] => Ok(Task::Asan {
             package: Some((*package).to_owned()),
@@ -92,7 +103,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         )),
         [unknown, ..] => Err(format!(
             "there is no command `{unknown}`; the commands are demo, test, ci, tidy, setup, \
-             planted, fuzz, miri, asan, help"
+             planted, fuzz, miri, rdma, asan, help"
         )),
     }
 }
@@ -113,8 +124,19 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Task::Setup { check_only } => setup::run(check_only).map(Reserved::keep),
         Task::Fuzz(options) => fuzz::run(&workspace, &options),
         Task::Miri => miri::run(&workspace),
+        Task::Rdma {
+            is_bandwidth: false,
+        } => rdma::run(&workspace).map(report_skip),
+        Task::Rdma { is_bandwidth: true } => rdma::bandwidth(&workspace).map(report_skip),
         Task::Asan { package } => asan::run(&workspace, package.as_deref()),
         Task::Help => Ok(()),
+    }
+}
+
+/// Says so when a step did not run, and why.
+fn report_skip(done: Done) {
+    if let Done::Skipped(reason) = done {
+        println!("skipped: {reason}");
     }
 }
 
@@ -154,6 +176,9 @@ mod tests {
             Ok(Task::Setup { check_only: true })
         );
         assert_eq!(parse_line("miri"), Ok(Task::Miri));
+        let rdma = |is_bandwidth| Ok(Task::Rdma { is_bandwidth });
+        assert_eq!(parse_line("rdma"), rdma(false));
+        assert_eq!(parse_line("rdma --bandwidth"), rdma(true));
         assert_eq!(
             parse_line("fuzz --list"),
             fuzz::Options::parse(&["--list"]).map(Task::Fuzz)
@@ -168,8 +193,8 @@ mod tests {
     fn parse_unknown_command_lists_all_commands() {
         let message = parse_line("tset").unwrap_err();
         for command in [
-            "`tset`", "demo", "test", "ci", "tidy", "setup", "planted", "fuzz", "miri", "asan",
-            "help",
+            "`tset`", "demo", "test", "ci", "tidy", "setup", "planted", "fuzz", "miri", "rdma",
+            "asan", "help",
         ] {
             assert!(message.contains(command), "{message}");
         }

@@ -9,10 +9,13 @@
 //! Nothing here names an executor: a [`Socket`] is what one makes of a connection, and all waits
 //! are polls.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod tcp;
 pub mod tls;
+pub mod transfer;
+#[expect(unsafe_code, reason = "libibverbs is a C library")]
+pub mod verbs;
 
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
