@@ -508,7 +508,7 @@ fn events_tell_what_happened_in_order_and_what_was_lost() {
 /// Method: two streams of one shard, one of a kind and a namespace, one dropped with its room full.
 #[test]
 fn streams_are_told_of_what_they_asked_for() {
-    let engine = Engine::open(config(1)).unwrap();
+    let engine = Engine::open(config(2)).unwrap();
     let [one, two] = ["one", "two"].map(|name| engine.namespace(name).unwrap());
     block_on(async {
         let streams = engine.run_on(0, move |shard| async move {
