@@ -9,8 +9,8 @@
 //! Tarjan 1986), and a tournament over the cells knows the one of least worth.
 //!
 //! **Invariants**
-//! - A group is there as long as a known block names it: `alive` counts these, and `gone` more
-//!   that are forgotten but belong to the ends that are remembered, see [`Groups::lose`].
+//! - A group is there as long as it is named: `alive` counts blocks and milestones that do, and
+//!   `stands_for` the blocks that teach when they are used again.
 //! - Numbers, and the times of groups, never fall; each bin lists its groups by number.
 //! - A group is in the heap of its cell exactly when it has leaves. They are a list: the next
 //!   leaf plus one is the leaf's mark, and the one before is in an array of its own.
@@ -36,9 +36,7 @@ struct Group {
     number: u64,
     time_ms: u64,
     alive: u32,
-    /// Blocks that are forgotten, and ends remembered that stand for them.
-    gone: u32,
-    ends: u32,
+    stands_for: u32,
     /// Neighbours in the list of its bin; `newer` links unused groups, too.
     older: GroupIx,
     newer: GroupIx,
@@ -212,45 +210,28 @@ impl Groups {
         group
     }
 
-    /// One more block names the group: it has come to the ages that the group has.
-    pub(super) fn join(&mut self, group: GroupIx, index: &mut Index) {
+    /// One more names the group. It stands for so many blocks, zero perhaps, which have come to the
+    /// ages that the group has.
+    pub(super) fn join(&mut self, group: GroupIx, blocks: u32, index: &mut Index) {
         let fields = self.at_mut(group);
         fields.alive += 1;
-        let (category, bin) = (fields.category.into(), fields.bin.into());
-        (0..=bin).for_each(|bin| index.age(category, bin, 1));
-    }
-
-    /// The end of a chain that names the group is remembered.
-    pub(super) fn remember_end(&mut self, group: GroupIx) {
-        self.at_mut(group).ends += 1;
-    }
-
-    /// A block that names the group is forgotten. While an end of its chain is remembered that
-    /// stands for it, and the block is as if known.
-    pub(super) fn lose(&mut self, group: GroupIx) {
-        let fields = self.at_mut(group);
-        if fields.ends > 0 {
-            fields.gone += 1;
-        } else {
-            self.leave(group);
+        fields.stands_for += blocks;
+        if blocks > 0 {
+            let (category, bin) = (fields.category.into(), fields.bin.into());
+            (0..=bin).for_each(|bin| index.age(category, bin, blocks));
         }
     }
 
-    /// An end is remembered no longer, and names the group still: the blocks it stood for leave.
-    /// Their count.
-    pub(super) fn forget_end(&mut self, group: GroupIx) -> u32 {
-        let fields = self.at_mut(group);
-        let share = fields.gone / fields.ends;
-        fields.gone -= share;
-        fields.ends -= 1;
-        fields.alive -= share;
-        share
+    /// One that names the group stands for so many blocks more, which came to their ages before.
+    pub(super) fn stand_for(&mut self, group: GroupIx, blocks: u32) {
+        self.at_mut(group).stands_for += blocks;
     }
 
-    /// One block fewer names the group, which is gone with the last.
-    pub(super) fn leave(&mut self, group: GroupIx) {
+    /// One fewer names the group, which is gone with the last. It stood for so many blocks.
+    pub(super) fn leave(&mut self, group: GroupIx, blocks: u32) {
         let fields = self.at_mut(group);
         fields.alive -= 1;
+        fields.stands_for -= blocks;
         if fields.alive > 0 {
             return;
         }
@@ -273,7 +254,7 @@ impl Groups {
             while let Some(oldest) = Some(self.bins[bin - 1][0]).filter(|oldest| *oldest != 0) {
                 let Group {
                     time_ms,
-                    alive,
+                    stands_for,
                     category,
                     leaf,
                     ..
@@ -281,7 +262,7 @@ impl Groups {
                 if time_ms.saturating_add(*begin_ms) > now_ms {
                     break;
                 }
-                index.age(category.into(), bin, alive);
+                index.age(category.into(), bin, stands_for);
                 if leaf != 0 {
                     self.leave_cell(oldest);
                 }
@@ -413,21 +394,24 @@ impl Groups {
         now_ms.saturating_sub(self.at(group).time_ms)
     }
 
-    /// Panics unless each group is named as often as it says; for tests.
-    pub(super) fn check_alive(&self, named: impl Iterator<Item = GroupIx>) {
+    /// Panics unless each group is named as often, and for as many blocks, as it says; for tests.
+    pub(super) fn check_named(&self, named: impl Iterator<Item = (GroupIx, u32)>) {
         let mut counts = std::collections::HashMap::new();
-        named.for_each(|group| *counts.entry(group).or_insert(0) += 1);
+        for (group, blocks) in named {
+            let (count, sum) = counts.entry(group).or_insert((0, 0));
+            *count += 1;
+            *sum += blocks;
+        }
         let groups = self
             .bins
             .iter()
             .flat_map(|[oldest, _]| self.newer_from(*oldest));
         for group in groups {
             let Group {
-                alive, gone, ends, ..
+                alive, stands_for, ..
             } = *self.at(group);
-            let named = counts.remove(&group).unwrap_or(0);
-            assert_eq!(named + gone, alive, "blocks of a group");
-            assert!(gone == 0 || ends > 0, "blocks of no end");
+            let named = counts.remove(&group).unwrap_or((0, 0));
+            assert_eq!(named, (alive, stands_for), "who names a group");
         }
         assert!(
             counts.is_empty(),

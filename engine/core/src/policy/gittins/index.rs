@@ -57,6 +57,8 @@ const ASSUMED_SCALES: [f64; CATEGORIES] = [
 ];
 /// How many blocks of its own a bin of a class needs before its chance counts half.
 const CLASS_WEIGHT: f64 = 300.0;
+/// A category is worked out anew when its counts have grown by one in so many.
+const NEWS_SHARE: f64 = 64.0;
 /// Classes of categories: last blocks, shared blocks, all others.
 const CLASSES: usize = 3;
 const CLASS_BEGINS: [usize; CLASSES + 1] = [0, 1, 6, CATEGORIES];
@@ -103,9 +105,13 @@ pub(super) struct Index {
     pooled: Counts,
     chances: Box<[Row; CATEGORIES]>,
     worths: Box<[Row; CATEGORIES]>,
-    /// Chances of each class, and whether a category has learned since its worths were worked out.
+    /// Chances of each class.
     class_chances: [Row; CLASSES],
-    has_learned: [bool; CATEGORIES],
+    /// By category: counts since its worths were worked out and before that, and the set of those
+    /// that have learned enough to do it again.
+    news: [f64; CATEGORIES],
+    seen: [f64; CATEGORIES],
+    has_learned: u32,
     /// The category to look at next.
     next: usize,
     horizon_ms: u64,
@@ -121,7 +127,9 @@ impl Index {
             chances: Box::new([[0.0; BINS]; CATEGORIES]),
             worths: Box::new([[0.0; BINS]; CATEGORIES]),
             class_chances: [[0.0; BINS]; CLASSES],
-            has_learned: [false; CATEGORIES],
+            news: [0.0; CATEGORIES],
+            seen: [0.0; CATEGORIES],
+            has_learned: 0,
             next: 0,
             horizon_ms: EDGES_MS[1],
         };
@@ -133,18 +141,27 @@ impl Index {
     pub(super) fn use_again(&mut self, category: usize, bin: usize, blocks: u32) {
         self.counts[category].used[bin] += f64::from(blocks);
         self.pooled.used[bin] += f64::from(blocks);
-        self.has_learned[category] = true;
+        self.learn(category, blocks);
     }
 
     /// `blocks` of `category` came to be as old as `bin`.
     pub(super) fn age(&mut self, category: usize, bin: usize, blocks: u32) {
         self.counts[category].at_risk[bin] += f64::from(blocks);
         self.pooled.at_risk[bin] += f64::from(blocks);
-        self.has_learned[category] = true;
+        self.learn(category, blocks);
+    }
+
+    /// A category is worked out again when its counts grew by a share: early often, later seldom.
+    fn learn(&mut self, category: usize, blocks: u32) {
+        self.news[category] += f64::from(blocks);
+        if self.news[category] * NEWS_SHARE >= self.seen[category] {
+            self.has_learned |= 1 << category;
+        }
     }
 
     /// What was learned so far counts half from here on.
     pub(super) fn halve(&mut self) {
+        self.seen.iter_mut().for_each(|seen| *seen *= 0.5);
         for counts in self.counts.iter_mut().chain([&mut self.pooled]) {
             let fields = counts.used.iter_mut().chain(&mut counts.at_risk);
             fields.for_each(|count| *count *= 0.5);
@@ -180,8 +197,12 @@ impl Index {
     /// Works out anew what all blocks of one category are worth: the next that has learned
     /// something. It, if there is one.
     pub(super) fn weigh_next(&mut self) -> Option<usize> {
-        let in_turn = (0..CATEGORIES).map(|step| (self.next + step) % CATEGORIES);
-        let category = in_turn.into_iter().find(|at| self.has_learned[*at])?;
+        if self.has_learned == 0 {
+            return None;
+        }
+        let ahead = self.has_learned & (u32::MAX << self.next);
+        let first = if ahead == 0 { self.has_learned } else { ahead };
+        let category = first.trailing_zeros() as usize;
         if category < self.next {
             self.weigh_classes();
         }
@@ -198,7 +219,8 @@ impl Index {
             .filter(|begin| category >= **begin)
             .count();
         let class = if category == 0 { 0 } else { class + 1 };
-        self.has_learned[category] = false;
+        self.has_learned &= !(1 << category);
+        self.seen[category] += std::mem::take(&mut self.news[category]);
         let (chances, rates) = match self.prior {
             Prior::Reference => {
                 let chances = counts.chances(&self.class_chances[class], 1.0);

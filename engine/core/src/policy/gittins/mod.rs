@@ -27,12 +27,14 @@
 //!   request under way.
 
 mod below;
-mod compact;
 mod facts;
 mod groups;
 mod history;
 mod index;
+mod milestones;
+mod past;
 mod settle;
+mod trail;
 
 use bytemuck::Zeroable;
 use terrace_slab::HugeVec;
@@ -42,10 +44,14 @@ use self::facts::{CATEGORY_TURN, Facts, IN_REQUEST, category_of_turn};
 use self::groups::Groups;
 use self::history::History;
 use self::index::{CATEGORIES, Index, Prior};
+use self::milestones::Milestones;
+use self::past::Past;
 use self::settle::{Current, HALVE_FIRST, Place};
 use super::chain::{Chain, MARK_MAX};
 use super::list::Search;
-use super::{Admission, BelowRule, Policy, PolicyBytes, PolicyConfig, PolicyError, WritePrice};
+use super::{
+    Admission, BelowRule, Policy, PolicyBytes, PolicyConfig, PolicyError, RequestChain, WritePrice,
+};
 
 /// Tags of a block of the first category, of P-GIT and of the default; those of the others
 /// follow. No other policy built in gives them. There are few left for the default: two categories
@@ -77,7 +83,7 @@ pub struct Gittins {
     /// By block; stale when the block is not known.
     facts: HugeVec<Facts>,
     len: usize,
-    history: History,
+    past: Past,
     groups: Groups,
     index: Index,
     current: Current,
@@ -110,11 +116,11 @@ impl Gittins {
     /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
     pub fn reference(config: PolicyConfig) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
-        let history = History::exact(blocks_max, remembered(&config))?;
+        let past = Past::Exact(History::new(blocks_max, remembered(&config))?);
         // Each group is named by a block, a ghost or the request under way.
-        let groups_max = blocks_max as usize + History::exact_max(blocks_max) + CATEGORIES;
+        let groups_max = blocks_max as usize + History::len_max(blocks_max) + CATEGORIES;
         let groups = Groups::new(groups_max, blocks_max)?;
-        Self::with(Form::Reference, config, history, groups)
+        Self::with(Form::Reference, config, past, groups)
     }
 
     /// The default policy, knowing no block.
@@ -123,17 +129,17 @@ impl Gittins {
     /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
     pub fn new(config: PolicyConfig) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
-        let history = History::compact(blocks_max, remembered(&config))?;
+        let past = Past::Milestones(Milestones::new(blocks_max, remembered(&config))?);
         let groups_max =
-            (blocks_max as usize / BLOCKS_PER_GROUP).clamp(GROUPS_MIN, compact::GROUPS_MAX);
+            (blocks_max as usize / BLOCKS_PER_GROUP).clamp(GROUPS_MIN, milestones::GROUPS_MAX);
         let groups = Groups::shared(groups_max, blocks_max)?;
-        Self::with(Form::Default, config, history, groups)
+        Self::with(Form::Default, config, past, groups)
     }
 
     fn with(
         form: Form,
         config: PolicyConfig,
-        history: History,
+        past: Past,
         groups: Groups,
     ) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
@@ -143,7 +149,7 @@ impl Gittins {
             ids: HugeVec::with_capacity(blocks_max as usize)?,
             facts: HugeVec::with_capacity(blocks_max as usize)?,
             len: 0,
-            history,
+            past,
             groups,
             index: Index::new(form.prior()),
             current: Current::new(),
@@ -166,7 +172,7 @@ impl Gittins {
     /// holding it from its age on. `None` when nothing is remembered of it.
     #[must_use]
     pub fn index_of(&self, access: &Access) -> Option<f64> {
-        let group = self.history.get(access.id)?.group;
+        let group = self.past.group_of(access.id)?;
         Some(
             self.index
                 .worth(self.groups.category(group), self.groups.bin(group)),
@@ -177,7 +183,7 @@ impl Gittins {
     /// chance of a use in that span when there was none before, and the span's length in
     /// milliseconds. `None` when nothing is remembered of it.
     pub fn prospect_of(&self, access: &Access) -> Option<impl Iterator<Item = (f64, f64)>> {
-        let group = self.history.get(access.id)?.group;
+        let group = self.past.group_of(access.id)?;
         let (category, bin) = (self.groups.category(group), self.groups.bin(group));
         Some(self.index.prospect(category, bin))
     }
@@ -273,6 +279,15 @@ impl Form {
         }
     }
 
+    /// How many blocks a resident block, or a ghost, stands for in its group.
+    const fn blocks(self) -> u32 {
+        match self {
+            Self::Reference => 1,
+            // Milestones stand for it.
+            Self::Default => 0,
+        }
+    }
+
     /// The tag of a block of this category.
     fn tag_of(self, category: usize) -> u8 {
         match self {
@@ -313,7 +328,7 @@ impl Policy for Gittins {
         self.capacity = blocks;
         self.full_len = usize::MAX;
         let remembered = blocks.saturating_add(self.below_blocks);
-        self.history.set_blocks(remembered, &mut self.groups);
+        self.past.set_blocks(remembered, &mut self.groups);
     }
 
     fn on_request(&mut self, accesses: &[Access]) {
@@ -321,6 +336,20 @@ impl Policy for Gittins {
         self.current.request.begin(accesses);
         let clock_ms = self.current.request.clock_ms();
         self.begin(clock_ms);
+    }
+
+    fn on_chain(&mut self, chain: &RequestChain<'_>, own: &[Access]) {
+        if self.form == Form::Reference {
+            // It knows a block by its own ghost, so those of others are of no use to it.
+            return self.on_request(own);
+        }
+        self.finish();
+        self.current.request.begin(own);
+        self.begin(chain.context.clock_ms);
+        self.current.trail.tell(chain.ids, chain.ends_in_tail);
+        if own.is_empty() {
+            self.settle();
+        }
     }
 
     fn on_hit(&mut self, block: BlockIx, access: &Access) {
@@ -331,7 +360,7 @@ impl Policy for Gittins {
         }
         // It was not expected to be resident.
         if let Place::Waiting(facts) = self.current.places[step] {
-            self.groups.leave(facts.group);
+            self.groups.leave(facts.group, self.form.blocks());
         }
         self.current.places[step] = Place::Resident(block);
         if !self.facts[block.0 as usize].has(IN_REQUEST) {
@@ -360,7 +389,8 @@ impl Policy for Gittins {
         self.settle_unless_under_way();
         self.leave_order(block);
         self.take_out(block);
-        self.groups.leave(self.facts[block.0 as usize].group);
+        let group = self.facts[block.0 as usize].group;
+        self.groups.leave(group, self.form.blocks());
     }
 
     fn admit(&mut self, access: &Access) -> Admission {
@@ -453,13 +483,14 @@ impl Policy for Gittins {
         let category = self.form.category_of(tag).unwrap_or(category_of_turn(1, 1));
         let mut facts = Facts::of_category(category);
         facts.group = self.groups.open(self.now_ms, category);
-        self.groups.join(facts.group, &mut self.index);
-        let ghost = self
-            .history
-            .take(access.id, &mut self.groups, &mut self.index);
-        ghost
-            .into_iter()
-            .for_each(|ghost| self.groups.leave(ghost.group));
+        self.groups
+            .join(facts.group, self.form.blocks(), &mut self.index);
+        if let Past::Exact(history) = &mut self.past {
+            let ghost = history.take(access.id);
+            ghost
+                .into_iter()
+                .for_each(|ghost| self.groups.leave(ghost.group, 1));
+        }
         self.enter(block, access.id, None, facts);
         self.set_tip(None);
     }
@@ -482,12 +513,12 @@ impl Policy for Gittins {
     fn bytes(&self) -> PolicyBytes {
         let blocks = self.chain.bytes() + self.ids.bytes() + self.facts.bytes();
         let blocks = blocks + self.groups.leaf_bytes();
-        let ghosts = self.history.bytes();
+        let ghosts = self.past.bytes();
         let groups = self.groups.bytes();
         let of_blocks = match self.form {
             // Ghosts have a share of the groups, as many of these as there are of them.
             Form::Reference => {
-                let known = (self.len + self.history.len()).max(1) as u64;
+                let known = (self.len + self.past.ghosts()).max(1) as u64;
                 groups * self.len as u64 / known
             }
             // There are as many as the count of blocks allows.
@@ -520,9 +551,9 @@ impl Policy for Gittins {
             _ => None,
         });
         let resident = known.iter().map(|block| self.facts[block.0 as usize].group);
-        let ghosts = self.history.check();
-        self.groups
-            .check_alive(resident.chain(ghosts).chain(waiting));
+        let blocks = resident.chain(waiting);
+        let named = blocks.map(|group| (group, self.form.blocks()));
+        self.groups.check_named(named.chain(self.past.check()));
         for place in &self.current.places {
             if let Place::Resident(block) = place {
                 assert!(known.contains(block), "{block:?} of a step is gone");
