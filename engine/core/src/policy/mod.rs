@@ -84,6 +84,9 @@ pub struct PolicyConfig {
     /// Blocks that the tiers below are expected to hold for the shard; 0 without any. A policy
     /// that remembers blocks which are gone may want to remember these, too.
     pub below_blocks: usize,
+    /// Count of the engine's shards. Where there are several, the policy is told of requests by
+    /// [`Policy::on_chain`], or of this shard's part of them.
+    pub shards: usize,
 }
 
 /// Memory a policy uses, in bytes.

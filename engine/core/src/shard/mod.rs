@@ -449,6 +449,7 @@ impl State {
             capacity_blocks: expected,
             blocks_max,
             below_blocks: (below / slot_len) as usize,
+            shards: 1,
         };
         let policy = plugins.make_policy(config, policy_config)?;
         #[expect(

@@ -56,8 +56,8 @@ impl Gittins {
 
     /// The group of a block that is not resident.
     fn group_of_gone(&self, access: &Access) -> Option<GroupIx> {
-        if let Some(group) = self.past.group_of(access.id) {
-            return Some(group);
+        if let Some(facts) = self.history.get(access.id) {
+            return Some(facts.group);
         }
         let mut steps = self.current.request.steps().iter();
         let step = steps.position(|step| step.id == access.id)?;

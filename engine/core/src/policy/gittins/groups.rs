@@ -9,8 +9,9 @@
 //! Tarjan 1986), and a tournament over the cells knows the one of least worth.
 //!
 //! **Invariants**
-//! - A group is there as long as it is named: `alive` counts blocks and milestones that do, and
-//!   `stands_for` the blocks that teach when they are used again.
+//! - A group is there as long as a known block names it: `alive` counts these, and `gone` more
+//!   that are forgotten but belong to the ends that are remembered, see [`Groups::lose`]. Where
+//!   there are milestones, `gone` counts the blocks that they stand for, and these alone teach.
 //! - Numbers, and the times of groups, never fall; each bin lists its groups by number.
 //! - A group is in the heap of its cell exactly when it has leaves. They are a list: the next
 //!   leaf plus one is the leaf's mark, and the one before is in an array of its own.
@@ -36,7 +37,9 @@ struct Group {
     number: u64,
     time_ms: u64,
     alive: u32,
-    stands_for: u32,
+    /// Blocks that others stand for, and ends remembered that do.
+    gone: u32,
+    ends: u32,
     /// Neighbours in the list of its bin; `newer` links unused groups, too.
     older: GroupIx,
     newer: GroupIx,
@@ -58,6 +61,8 @@ pub(super) struct Groups {
     /// How many groups there are.
     count: usize,
     sharing: Option<Sharing>,
+    /// Whether blocks teach by the milestones that stand for them.
+    by_milestones: bool,
     unused: GroupIx,
     /// The number of the next group.
     number: u64,
@@ -119,6 +124,7 @@ impl Groups {
             leaf_before: HugeVec::with_capacity(blocks_max as usize)?,
             count: 0,
             sharing: None,
+            by_milestones: false,
             unused: 0,
             number: 0,
             bins: [[0; 2]; BINS],
@@ -142,6 +148,17 @@ impl Groups {
         Ok(Self {
             sharing: Some(sharing),
             ..Self::new(groups_max, blocks_max)?
+        })
+    }
+
+    /// The same for a policy with milestones.
+    pub(super) fn with_milestones(
+        groups_max: usize,
+        blocks_max: u32,
+    ) -> Result<Self, HugeVecError> {
+        Ok(Self {
+            by_milestones: true,
+            ..Self::shared(groups_max, blocks_max)?
         })
     }
 
@@ -210,28 +227,72 @@ impl Groups {
         group
     }
 
-    /// One more names the group. It stands for so many blocks, zero perhaps, which have come to the
-    /// ages that the group has.
-    pub(super) fn join(&mut self, group: GroupIx, blocks: u32, index: &mut Index) {
+    /// One more block names the group: it has come to the ages that the group has. Where there are
+    /// milestones it teaches nothing by itself.
+    pub(super) fn join(&mut self, group: GroupIx, index: &mut Index) {
+        let teaches = !self.by_milestones;
         let fields = self.at_mut(group);
         fields.alive += 1;
-        fields.stands_for += blocks;
-        if blocks > 0 {
-            let (category, bin) = (fields.category.into(), fields.bin.into());
-            (0..=bin).for_each(|bin| index.age(category, bin, blocks));
+        if !teaches {
+            return;
+        }
+        let (category, bin) = (fields.category.into(), fields.bin.into());
+        (0..=bin).for_each(|bin| index.age(category, bin, 1));
+    }
+
+    /// A milestone names the group. The blocks it stands for have come to the ages that it has.
+    pub(super) fn join_milestone(&mut self, group: GroupIx, blocks: u32, index: &mut Index) {
+        self.stand_for(group, blocks);
+        let (category, bin) = (self.category(group), self.bin(group));
+        (0..=bin).for_each(|bin| index.age(category, bin, blocks));
+    }
+
+    /// A milestone names the group. The blocks it stands for were told of before.
+    pub(super) fn stand_for(&mut self, group: GroupIx, blocks: u32) {
+        let fields = self.at_mut(group);
+        fields.alive += blocks;
+        fields.gone += blocks;
+    }
+
+    /// A milestone that stands for these blocks names the group no longer.
+    pub(super) fn leave_milestone(&mut self, group: GroupIx, blocks: u32) {
+        let fields = self.at_mut(group);
+        fields.gone -= blocks;
+        fields.alive -= blocks.saturating_sub(1);
+        self.leave(group);
+    }
+
+    /// The end of a chain that names the group is remembered.
+    pub(super) fn remember_end(&mut self, group: GroupIx) {
+        self.at_mut(group).ends += 1;
+    }
+
+    /// A block that names the group is forgotten. While an end of its chain is remembered that
+    /// stands for it, and the block is as if known.
+    pub(super) fn lose(&mut self, group: GroupIx) {
+        let fields = self.at_mut(group);
+        if fields.ends > 0 {
+            fields.gone += 1;
+        } else {
+            self.leave(group);
         }
     }
 
-    /// One that names the group stands for so many blocks more, which came to their ages before.
-    pub(super) fn stand_for(&mut self, group: GroupIx, blocks: u32) {
-        self.at_mut(group).stands_for += blocks;
+    /// An end is remembered no longer, and names the group still: the blocks it stood for leave.
+    /// Their count.
+    pub(super) fn forget_end(&mut self, group: GroupIx) -> u32 {
+        let fields = self.at_mut(group);
+        let share = fields.gone / fields.ends;
+        fields.gone -= share;
+        fields.ends -= 1;
+        fields.alive -= share;
+        share
     }
 
-    /// One fewer names the group, which is gone with the last. It stood for so many blocks.
-    pub(super) fn leave(&mut self, group: GroupIx, blocks: u32) {
+    /// One block fewer names the group, which is gone with the last.
+    pub(super) fn leave(&mut self, group: GroupIx) {
         let fields = self.at_mut(group);
         fields.alive -= 1;
-        fields.stands_for -= blocks;
         if fields.alive > 0 {
             return;
         }
@@ -254,7 +315,8 @@ impl Groups {
             while let Some(oldest) = Some(self.bins[bin - 1][0]).filter(|oldest| *oldest != 0) {
                 let Group {
                     time_ms,
-                    stands_for,
+                    alive,
+                    gone,
                     category,
                     leaf,
                     ..
@@ -262,7 +324,8 @@ impl Groups {
                 if time_ms.saturating_add(*begin_ms) > now_ms {
                     break;
                 }
-                index.age(category.into(), bin, stands_for);
+                let blocks = if self.by_milestones { gone } else { alive };
+                index.age(category.into(), bin, blocks);
                 if leaf != 0 {
                     self.leave_cell(oldest);
                 }
@@ -394,24 +457,22 @@ impl Groups {
         now_ms.saturating_sub(self.at(group).time_ms)
     }
 
-    /// Panics unless each group is named as often, and for as many blocks, as it says; for tests.
-    pub(super) fn check_named(&self, named: impl Iterator<Item = (GroupIx, u32)>) {
+    /// Panics unless each group is named as often as it says; for tests.
+    pub(super) fn check_alive(&self, named: impl Iterator<Item = GroupIx>) {
         let mut counts = std::collections::HashMap::new();
-        for (group, blocks) in named {
-            let (count, sum) = counts.entry(group).or_insert((0, 0));
-            *count += 1;
-            *sum += blocks;
-        }
+        named.for_each(|group| *counts.entry(group).or_insert(0) += 1);
         let groups = self
             .bins
             .iter()
             .flat_map(|[oldest, _]| self.newer_from(*oldest));
         for group in groups {
             let Group {
-                alive, stands_for, ..
+                alive, gone, ends, ..
             } = *self.at(group);
-            let named = counts.remove(&group).unwrap_or((0, 0));
-            assert_eq!(named, (alive, stands_for), "who names a group");
+            let named = counts.remove(&group).unwrap_or(0);
+            assert_eq!(named + gone, alive, "blocks of a group");
+            let is_stood_for = gone == 0 || ends > 0 || self.by_milestones;
+            assert!(is_stood_for, "blocks of no end");
         }
         assert!(
             counts.is_empty(),

@@ -57,8 +57,9 @@ const ASSUMED_SCALES: [f64; CATEGORIES] = [
 ];
 /// How many blocks of its own a bin of a class needs before its chance counts half.
 const CLASS_WEIGHT: f64 = 300.0;
-/// A category is worked out anew when its counts have grown by one in so many.
-const NEWS_SHARE: f64 = 64.0;
+/// The share by which counts of a category grow before its worths are worked out again, where every
+/// shard learns from all blocks.
+const NEWS_SHARE: f64 = 1.0 / 64.0;
 /// Classes of categories: last blocks, shared blocks, all others.
 const CLASSES: usize = 3;
 const CLASS_BEGINS: [usize; CLASSES + 1] = [0, 1, 6, CATEGORIES];
@@ -105,13 +106,14 @@ pub(super) struct Index {
     pooled: Counts,
     chances: Box<[Row; CATEGORIES]>,
     worths: Box<[Row; CATEGORIES]>,
-    /// Chances of each class.
+    /// Chances of each class, and whether a category has learned since its worths were worked out.
     class_chances: [Row; CLASSES],
-    /// By category: counts since its worths were worked out and before that, and the set of those
-    /// that have learned enough to do it again.
+    has_learned: [bool; CATEGORIES],
+    /// By category: blocks told of since its worths were worked out, and before that.
     news: [f64; CATEGORIES],
     seen: [f64; CATEGORIES],
-    has_learned: u32,
+    /// The share of what was seen that news must be before worths are worked out again.
+    news_share: f64,
     /// The category to look at next.
     next: usize,
     horizon_ms: u64,
@@ -127,14 +129,32 @@ impl Index {
             chances: Box::new([[0.0; BINS]; CATEGORIES]),
             worths: Box::new([[0.0; BINS]; CATEGORIES]),
             class_chances: [[0.0; BINS]; CLASSES],
+            has_learned: [false; CATEGORIES],
             news: [0.0; CATEGORIES],
             seen: [0.0; CATEGORIES],
-            has_learned: 0,
+            news_share: 0.0,
             next: 0,
             horizon_ms: EDGES_MS[1],
         };
         index.weigh();
         index
+    }
+
+    /// The same for a shard among several that all learn from whole chains, each for itself: worths
+    /// are worked out again when a category has learned enough, early often and later seldom.
+    pub(super) fn of_chains(prior: Prior) -> Self {
+        Self {
+            news_share: NEWS_SHARE,
+            ..Self::new(prior)
+        }
+    }
+
+    /// The same, working worths out as often as `other` does.
+    pub(super) fn learning_as(self, other: &Self) -> Self {
+        Self {
+            news_share: other.news_share,
+            ..self
+        }
     }
 
     /// `blocks` of `category` were used again at an age in `bin`.
@@ -151,12 +171,10 @@ impl Index {
         self.learn(category, blocks);
     }
 
-    /// A category is worked out again when its counts grew by a share: early often, later seldom.
     fn learn(&mut self, category: usize, blocks: u32) {
         self.news[category] += f64::from(blocks);
-        if self.news[category] * NEWS_SHARE >= self.seen[category] {
-            self.has_learned |= 1 << category;
-        }
+        self.has_learned[category] =
+            self.news[category] >= self.news_share * self.seen[category];
     }
 
     /// What was learned so far counts half from here on.
@@ -197,12 +215,8 @@ impl Index {
     /// Works out anew what all blocks of one category are worth: the next that has learned
     /// something. It, if there is one.
     pub(super) fn weigh_next(&mut self) -> Option<usize> {
-        if self.has_learned == 0 {
-            return None;
-        }
-        let ahead = self.has_learned & (u32::MAX << self.next);
-        let first = if ahead == 0 { self.has_learned } else { ahead };
-        let category = first.trailing_zeros() as usize;
+        let in_turn = (0..CATEGORIES).map(|step| (self.next + step) % CATEGORIES);
+        let category = in_turn.into_iter().find(|at| self.has_learned[*at])?;
         if category < self.next {
             self.weigh_classes();
         }
@@ -219,7 +233,7 @@ impl Index {
             .filter(|begin| category >= **begin)
             .count();
         let class = if category == 0 { 0 } else { class + 1 };
-        self.has_learned &= !(1 << category);
+        self.has_learned[category] = false;
         self.seen[category] += std::mem::take(&mut self.news[category]);
         let (chances, rates) = match self.prior {
             Prior::Reference => {

@@ -27,12 +27,12 @@
 //!   request under way.
 
 mod below;
+mod compact;
 mod facts;
 mod groups;
 mod history;
 mod index;
 mod milestones;
-mod past;
 mod settle;
 mod trail;
 
@@ -44,8 +44,6 @@ use self::facts::{CATEGORY_TURN, Facts, IN_REQUEST, category_of_turn};
 use self::groups::Groups;
 use self::history::History;
 use self::index::{CATEGORIES, Index, Prior};
-use self::milestones::Milestones;
-use self::past::Past;
 use self::settle::{Current, HALVE_FIRST, Place};
 use super::chain::{Chain, MARK_MAX};
 use super::list::Search;
@@ -83,7 +81,7 @@ pub struct Gittins {
     /// By block; stale when the block is not known.
     facts: HugeVec<Facts>,
     len: usize,
-    past: Past,
+    history: History,
     groups: Groups,
     index: Index,
     current: Current,
@@ -116,11 +114,11 @@ impl Gittins {
     /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
     pub fn reference(config: PolicyConfig) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
-        let past = Past::Exact(History::new(blocks_max, remembered(&config))?);
+        let history = History::exact(blocks_max, remembered(&config))?;
         // Each group is named by a block, a ghost or the request under way.
-        let groups_max = blocks_max as usize + History::len_max(blocks_max) + CATEGORIES;
+        let groups_max = blocks_max as usize + History::exact_max(blocks_max) + CATEGORIES;
         let groups = Groups::new(groups_max, blocks_max)?;
-        Self::with(Form::Reference, config, past, groups)
+        Self::with(Form::Reference, config, history, groups)
     }
 
     /// The default policy, knowing no block.
@@ -129,17 +127,24 @@ impl Gittins {
     /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
     pub fn new(config: PolicyConfig) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
-        let past = Past::Milestones(Milestones::new(blocks_max, remembered(&config))?);
         let groups_max =
-            (blocks_max as usize / BLOCKS_PER_GROUP).clamp(GROUPS_MIN, milestones::GROUPS_MAX);
+            (blocks_max as usize / BLOCKS_PER_GROUP).clamp(GROUPS_MIN, compact::GROUPS_MAX);
+        if config.shards > 1 {
+            let history = History::milestones(blocks_max, remembered(&config))?;
+            let groups = Groups::with_milestones(groups_max, blocks_max)?;
+            let mut policy = Self::with(Form::Default, config, history, groups)?;
+            policy.index = Index::of_chains(Form::Default.prior());
+            return Ok(policy);
+        }
+        let history = History::compact(blocks_max, remembered(&config))?;
         let groups = Groups::shared(groups_max, blocks_max)?;
-        Self::with(Form::Default, config, past, groups)
+        Self::with(Form::Default, config, history, groups)
     }
 
     fn with(
         form: Form,
         config: PolicyConfig,
-        past: Past,
+        history: History,
         groups: Groups,
     ) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
@@ -149,7 +154,7 @@ impl Gittins {
             ids: HugeVec::with_capacity(blocks_max as usize)?,
             facts: HugeVec::with_capacity(blocks_max as usize)?,
             len: 0,
-            past,
+            history,
             groups,
             index: Index::new(form.prior()),
             current: Current::new(),
@@ -172,7 +177,7 @@ impl Gittins {
     /// holding it from its age on. `None` when nothing is remembered of it.
     #[must_use]
     pub fn index_of(&self, access: &Access) -> Option<f64> {
-        let group = self.past.group_of(access.id)?;
+        let group = self.history.get(access.id)?.group;
         Some(
             self.index
                 .worth(self.groups.category(group), self.groups.bin(group)),
@@ -183,7 +188,7 @@ impl Gittins {
     /// chance of a use in that span when there was none before, and the span's length in
     /// milliseconds. `None` when nothing is remembered of it.
     pub fn prospect_of(&self, access: &Access) -> Option<impl Iterator<Item = (f64, f64)>> {
-        let group = self.past.group_of(access.id)?;
+        let group = self.history.get(access.id)?.group;
         let (category, bin) = (self.groups.category(group), self.groups.bin(group));
         Some(self.index.prospect(category, bin))
     }
@@ -261,6 +266,11 @@ impl Gittins {
         }
     }
 
+    /// Whether chains are remembered by milestones.
+    const fn has_milestones(&self) -> bool {
+        matches!(self.history, History::Milestones(_))
+    }
+
     fn is_full(&self) -> bool {
         self.len >= self.capacity.min(self.full_len)
     }
@@ -276,15 +286,6 @@ impl Form {
         match self {
             Self::Reference => Prior::Reference,
             Self::Default => Prior::Common,
-        }
-    }
-
-    /// How many blocks a resident block, or a ghost, stands for in its group.
-    const fn blocks(self) -> u32 {
-        match self {
-            Self::Reference => 1,
-            // Milestones stand for it.
-            Self::Default => 0,
         }
     }
 
@@ -328,7 +329,7 @@ impl Policy for Gittins {
         self.capacity = blocks;
         self.full_len = usize::MAX;
         let remembered = blocks.saturating_add(self.below_blocks);
-        self.past.set_blocks(remembered, &mut self.groups);
+        self.history.set_blocks(remembered, &mut self.groups);
     }
 
     fn on_request(&mut self, accesses: &[Access]) {
@@ -339,9 +340,11 @@ impl Policy for Gittins {
     }
 
     fn on_chain(&mut self, chain: &RequestChain<'_>, own: &[Access]) {
-        if self.form == Form::Reference {
-            // It knows a block by its own ghost, so those of others are of no use to it.
-            return self.on_request(own);
+        if !self.has_milestones() {
+            if !own.is_empty() {
+                self.on_request(own);
+            }
+            return;
         }
         self.finish();
         self.current.request.begin(own);
@@ -360,7 +363,7 @@ impl Policy for Gittins {
         }
         // It was not expected to be resident.
         if let Place::Waiting(facts) = self.current.places[step] {
-            self.groups.leave(facts.group, self.form.blocks());
+            self.groups.leave(facts.group);
         }
         self.current.places[step] = Place::Resident(block);
         if !self.facts[block.0 as usize].has(IN_REQUEST) {
@@ -389,8 +392,7 @@ impl Policy for Gittins {
         self.settle_unless_under_way();
         self.leave_order(block);
         self.take_out(block);
-        let group = self.facts[block.0 as usize].group;
-        self.groups.leave(group, self.form.blocks());
+        self.groups.leave(self.facts[block.0 as usize].group);
     }
 
     fn admit(&mut self, access: &Access) -> Admission {
@@ -483,14 +485,13 @@ impl Policy for Gittins {
         let category = self.form.category_of(tag).unwrap_or(category_of_turn(1, 1));
         let mut facts = Facts::of_category(category);
         facts.group = self.groups.open(self.now_ms, category);
-        self.groups
-            .join(facts.group, self.form.blocks(), &mut self.index);
-        if let Past::Exact(history) = &mut self.past {
-            let ghost = history.take(access.id);
-            ghost
-                .into_iter()
-                .for_each(|ghost| self.groups.leave(ghost.group, 1));
-        }
+        self.groups.join(facts.group, &mut self.index);
+        let ghost = self
+            .history
+            .take(access.id, &mut self.groups, &mut self.index);
+        ghost
+            .into_iter()
+            .for_each(|ghost| self.groups.leave(ghost.group));
         self.enter(block, access.id, None, facts);
         self.set_tip(None);
     }
@@ -501,7 +502,7 @@ impl Policy for Gittins {
 
     fn restore_learned(&mut self, learned: &[u8]) {
         if let Some(index) = Index::of_saved(self.form.prior(), learned) {
-            self.index = index;
+            self.index = index.learning_as(&self.index);
             self.groups.weigh(&self.index);
         }
     }
@@ -513,12 +514,12 @@ impl Policy for Gittins {
     fn bytes(&self) -> PolicyBytes {
         let blocks = self.chain.bytes() + self.ids.bytes() + self.facts.bytes();
         let blocks = blocks + self.groups.leaf_bytes();
-        let ghosts = self.past.bytes();
+        let ghosts = self.history.bytes();
         let groups = self.groups.bytes();
         let of_blocks = match self.form {
             // Ghosts have a share of the groups, as many of these as there are of them.
             Form::Reference => {
-                let known = (self.len + self.past.ghosts()).max(1) as u64;
+                let known = (self.len + self.history.len()).max(1) as u64;
                 groups * self.len as u64 / known
             }
             // There are as many as the count of blocks allows.
@@ -551,9 +552,9 @@ impl Policy for Gittins {
             _ => None,
         });
         let resident = known.iter().map(|block| self.facts[block.0 as usize].group);
-        let blocks = resident.chain(waiting);
-        let named = blocks.map(|group| (group, self.form.blocks()));
-        self.groups.check_named(named.chain(self.past.check()));
+        let ghosts = self.history.check();
+        self.groups
+            .check_alive(resident.chain(ghosts).chain(waiting));
         for place in &self.current.places {
             if let Place::Resident(block) = place {
                 assert!(known.contains(block), "{block:?} of a step is gone");
@@ -574,6 +575,7 @@ mod tests {
                 capacity_blocks: BLOCKS as usize,
                 blocks_max: BLOCKS,
                 below_blocks: 0,
+                shards: 1,
             };
             let mut policy = Gittins::new(config).unwrap();
             let mut free: Vec<BlockIx> = (0..BLOCKS).map(BlockIx).collect();
@@ -596,6 +598,7 @@ mod tests {
             capacity_blocks: 8,
             blocks_max: 8,
             below_blocks: 0,
+            shards: 1,
         };
         for mut policy in [Gittins::new(config), Gittins::reference(config)].map(Result::unwrap) {
             let access = Access::plain(KeyHash(7));

@@ -4,10 +4,10 @@
 use bytemuck::Zeroable;
 use terrace_types::{Access, BlockIx, KeyHash};
 
-use super::facts::{CHILD_IS_TAIL, Facts, IN_REQUEST, SHARED, USES_MAX, child_of};
+use super::facts::{CHILD_IS_TAIL, END, Facts, IN_REQUEST, SHARED, USES_MAX, child_of};
 use super::groups::GroupIx;
+use super::history::History;
 use super::index::CATEGORIES;
-use super::past::Past;
 use super::trail::Trail;
 use super::{Form, Gittins};
 use crate::policy::request::{Request, Step};
@@ -39,9 +39,12 @@ pub(super) struct Current {
     pub(super) is_settled: bool,
     /// By step, once it is settled.
     pub(super) places: Vec<Place>,
+    /// Its chain, where there are milestones.
     pub(super) trail: Trail,
     /// Its groups and their numbers, by category.
     groups: [(GroupIx, u64); CATEGORIES],
+    /// The last step that is no tail.
+    end: Option<usize>,
     /// The latest clock told.
     clock_ms: u64,
     /// Turns of the conversation, and blocks it brings.
@@ -57,6 +60,7 @@ impl Current {
             places: Vec::new(),
             trail: Trail::default(),
             groups: [(0, 0); CATEGORIES],
+            end: None,
             clock_ms: 0,
             turn: 1,
             new_blocks: 0,
@@ -76,22 +80,22 @@ impl Gittins {
         });
         let clock_ms = &mut self.current.clock_ms;
         *clock_ms = access.context.clock_ms.max(*clock_ms);
+        // One that goes on with a request which is settled.
         if self.current.is_settled && step == self.current.places.len() {
-            self.extend();
+            self.extend(step);
         }
         step
     }
 
-    /// A request that is settled goes on with one step more.
-    fn extend(&mut self) {
-        if self.form == Form::Default {
+    fn extend(&mut self, step: usize) {
+        if self.has_milestones() {
             self.extend_trail();
             return;
         }
-        let step = self.current.places.len();
         let place = self.place_of_missed(step);
         self.current.new_blocks += usize::from(matches!(place, Place::Nowhere));
         self.current.places.push(place);
+        self.find_end();
         self.release_step(step);
         self.use_step(step);
     }
@@ -103,6 +107,7 @@ impl Gittins {
         current.places.clear();
         current.trail.clear();
         current.groups = [(0, 0); CATEGORIES];
+        current.end = None;
         current.clock_ms = clock_ms;
     }
 
@@ -119,20 +124,22 @@ impl Gittins {
         if let Some(below) = &mut self.below {
             below.advance(self.now_ms);
         }
-        match self.form {
-            Form::Reference => self.settle_exactly(),
-            Form::Default => self.settle_by_milestones(),
+        if self.has_milestones() {
+            self.settle_by_milestones();
+        } else {
+            self.settle_by_blocks();
         }
     }
 
     /// Learns from the request and uses its blocks, by what is known of each.
-    fn settle_exactly(&mut self) {
+    fn settle_by_blocks(&mut self) {
         let (known, tip) = self.find_places();
         self.set_tip(tip);
+        self.find_end();
         let count = self.current.places.len();
         let before = known.checked_sub(1).map(|step| self.facts_at(step).turn());
         self.current.turn = before.map_or(1, |turn| turn + 1);
-        self.current.new_blocks = count - known;
+        self.current.new_blocks = self.count_new(known);
         (0..count).for_each(|step| self.release_step(step));
         self.tell_apart(known);
         for step in 0..count {
@@ -174,7 +181,9 @@ impl Gittins {
     /// Where each step is; how many of them are known, and the deepest that is resident.
     fn find_places(&mut self) -> (usize, Option<BlockIx>) {
         let count = self.current.request.steps().len();
+        let stands_for_chain = self.history.stands_for_chain();
         let (mut known, mut tip) = (0, None);
+        self.prefetch_missed();
         for at in 0..count {
             let Step { block, .. } = self.current.request.steps()[at];
             let place = match block {
@@ -182,34 +191,81 @@ impl Gittins {
                 None => self.place_of_missed(at),
             };
             tip = block.or(tip);
-            let place = match place {
+            match place {
+                Place::Nowhere => {}
+                _ if stands_for_chain || known == at => known = at + 1,
                 // What is known behind an unknown block is of no use: it begins anew.
-                Place::Waiting(facts) if known < at => {
-                    self.groups.leave(facts.group, 1);
-                    Place::Nowhere
+                Place::Waiting(facts) => {
+                    self.groups.leave(facts.group);
+                    self.current.places.push(Place::Nowhere);
+                    continue;
                 }
-                place => place,
-            };
-            if known == at && !matches!(place, Place::Nowhere) {
-                known = at + 1;
+                Place::Resident(_) => {}
             }
             self.current.places.push(place);
         }
-        for place in &mut self.current.places {
-            if matches!(place, Place::Nowhere) {
-                *place = Place::Waiting(Facts::zeroed());
+        self.fill_gaps();
+        (known, tip)
+    }
+
+    /// Lookups of many blocks wait for memory at the same time.
+    fn prefetch_missed(&self) {
+        let steps = self.current.request.steps().iter();
+        let missed = steps.filter(|step| step.block.is_none());
+        missed.for_each(|step| self.history.prefetch(step.id));
+    }
+
+    /// Blocks of which nothing is known begin anew; those before a known one are taken for like it.
+    fn fill_gaps(&mut self) {
+        let mut after = Facts::zeroed();
+        for step in (0..self.current.places.len()).rev() {
+            match self.current.places[step] {
+                Place::Nowhere => self.current.places[step] = Place::Waiting(after),
+                _ if self.history.stands_for_chain() => {
+                    after = self.facts_at(step);
+                    after.group = 0;
+                    after.child = 0;
+                    after.set(IN_REQUEST, false);
+                }
+                _ => {}
             }
         }
-        (known, tip)
+    }
+
+    /// How many blocks the request brings, when this many of its steps are known. Of a chain in
+    /// several shards only some blocks are steps here; between two of them it is a guess.
+    pub(super) fn count_new(&self, known: usize) -> usize {
+        let steps = self.current.request.steps();
+        if self.form == Form::Reference {
+            return steps.len() - known;
+        }
+        let least = known
+            .checked_sub(1)
+            .map_or(0, |step| steps[step].depth.saturating_add(1));
+        let most = steps.get(known).map_or(least, |step| step.depth);
+        let known_blocks = least + most.saturating_sub(least).div_ceil(2);
+        let blocks = steps.last().map_or(0, |step| step.depth.saturating_add(1));
+        blocks.saturating_sub(known_blocks) as usize
+    }
+
+    /// The last full block of the request is its end; one that was no longer is.
+    fn find_end(&mut self) {
+        let mut steps = self.current.request.steps()[..self.current.places.len()].iter();
+        let end = steps.rposition(|step| !step.is_tail);
+        let before = std::mem::replace(&mut self.current.end, end);
+        let was_end = before.filter(|step| Some(*step) != end);
+        let is_known = |step: &usize| !matches!(self.current.places[*step], Place::Nowhere);
+        if let Some(step) = was_end.filter(is_known) {
+            let mut facts = self.facts_at(step);
+            facts.set(END, false);
+            self.set_facts_at(step, facts);
+        }
     }
 
     /// Where the block of a step is that is not resident; its ghost is forgotten.
     fn place_of_missed(&mut self, step: usize) -> Place {
         let id = self.current.request.steps()[step].id;
-        let facts = match &mut self.past {
-            Past::Exact(history) => history.take(id),
-            Past::Milestones(_) => None,
-        };
+        let facts = self.history.take(id, &mut self.groups, &mut self.index);
         facts.map_or(Place::Nowhere, Place::Waiting)
     }
 
@@ -228,8 +284,8 @@ impl Gittins {
         }
     }
 
-    /// A known block of the request is about to be used: it leaves its group. If it stands for
-    /// itself, that teaches at what age it came back.
+    /// A known block of the request is about to be used: it leaves its group, which teaches at
+    /// what age it came back.
     pub(super) fn release_step(&mut self, step: usize) {
         let mut facts = self.facts_at(step);
         if facts.group == 0 {
@@ -242,11 +298,10 @@ impl Gittins {
             self.groups.category(facts.group),
             self.groups.bin(facts.group),
         );
-        let blocks = self.form.blocks();
-        if blocks > 0 {
-            self.index.use_again(category, bin, blocks);
+        if !self.has_milestones() {
+            self.index.use_again(category, bin, 1);
         }
-        self.groups.leave(facts.group, blocks);
+        self.groups.leave(facts.group);
         facts.group = 0;
         self.set_facts_at(step, facts);
     }
@@ -262,7 +317,8 @@ impl Gittins {
         if let Some(last) = known.checked_sub(1).filter(|_| known < count) {
             let facts = self.facts_at(last);
             let (child, _) = after(&self.current.request, last);
-            if facts.child != 0 && facts.child != child && !facts.has(CHILD_IS_TAIL) {
+            let differs = (facts.child ^ child) & self.history.child_mask() != 0;
+            if facts.child != 0 && differs && !facts.has(CHILD_IS_TAIL) {
                 for step in (0..known).rev() {
                     let mut facts = self.facts_at(step);
                     if facts.has(SHARED) {
@@ -296,9 +352,9 @@ impl Gittins {
         let is_tail = self.current.request.steps()[step].is_tail;
         let category = facts.category(is_tail, self.current.turn, self.current.new_blocks);
         facts.group = self.group_of(category);
+        facts.set(END, self.current.end == Some(step));
         facts.set(IN_REQUEST, true);
-        self.groups
-            .join(facts.group, self.form.blocks(), &mut self.index);
+        self.groups.join(facts.group, &mut self.index);
         self.set_facts_at(step, facts);
         if let Place::Resident(block) = self.current.places[step] {
             self.enter_order(block);
@@ -365,10 +421,17 @@ impl Gittins {
 
     /// A block that is gone becomes a ghost.
     pub(super) fn remember(&mut self, id: KeyHash, facts: Facts) {
-        match &mut self.past {
-            Past::Exact(history) => history.remember(id, facts, &mut self.groups),
-            Past::Milestones(_) => self.remember_by_itself(id, facts),
+        let (groups, index) = (&mut self.groups, &mut self.index);
+        // The last block of a request is normally partial and does not come back. Others are
+        // remembered by milestones unless a tier below asks about them.
+        let is_tail = groups.category(facts.group) == 0;
+        let is_passed_over =
+            is_tail || matches!(self.history, History::Milestones(_)) && self.below.is_none();
+        if self.form == Form::Default && is_passed_over {
+            groups.leave(facts.group);
+            return;
         }
+        self.history.remember(id, facts, self.now_ms, groups, index);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Settling a request by milestones, as the default policy does.
+//! Settling a request by milestones, as the default policy does where there are several shards.
 //!
 //! What a request finds of its chain, how many turns its conversation had and what it teaches are
 //! decided by [milestones](super::milestones) alone, which all shards remember alike; resident
@@ -12,8 +12,8 @@ use terrace_types::KeyHash;
 
 use super::Gittins;
 use super::facts::{END, Facts, SHARED, USES_MAX};
+use super::history::History;
 use super::milestones::{Milestone, is_anchor};
-use super::past::Past;
 use super::settle::Place;
 
 /// The chain of the request under way.
@@ -105,7 +105,7 @@ impl Gittins {
 
     /// Takes the milestones of the chain out of the table, and learns that their blocks are used.
     fn find_milestones(&mut self) {
-        let Past::Milestones(milestones) = &mut self.past else {
+        let History::Milestones(milestones) = &mut self.history else {
             return;
         };
         let trail = &mut self.current.trail;
@@ -120,7 +120,7 @@ impl Gittins {
             };
             let (group, blocks) = (milestone.facts.group, milestone.blocks);
             let (category, bin) = (self.groups.category(group), self.groups.bin(group));
-            self.groups.leave(group, blocks);
+            self.groups.leave_milestone(group, blocks);
             if blocks > 0 {
                 self.index.use_again(category, bin, blocks);
                 trail.found.push((at, milestone));
@@ -166,19 +166,6 @@ impl Gittins {
         })
     }
 
-    /// How many blocks the request brings, when this many of the steps are known. Of a chain in
-    /// several shards only some blocks are steps here; between two of them it is a guess.
-    fn count_new(&self, known: usize) -> usize {
-        let steps = self.current.request.steps();
-        let least = known
-            .checked_sub(1)
-            .map_or(0, |step| steps[step].depth.saturating_add(1));
-        let most = steps.get(known).map_or(least, |step| step.depth);
-        let known_blocks = least + most.saturating_sub(least).div_ceil(2);
-        let blocks = steps.last().map_or(0, |step| step.depth.saturating_add(1));
-        blocks.saturating_sub(known_blocks) as usize
-    }
-
     /// A block is taken for like the milestone that stands for it; one that nothing is known of
     /// begins anew.
     fn take_over(&mut self, step: usize) {
@@ -204,7 +191,8 @@ impl Gittins {
             let known = self.current.trail.milestone_for(at);
             let blocks = (at + 1 - std::mem::replace(&mut before, at + 1)) as u32;
             let facts = self.used(known.unwrap_or(Facts::zeroed()), is_end);
-            self.groups.join(facts.group, blocks, &mut self.index);
+            self.groups
+                .join_milestone(facts.group, blocks, &mut self.index);
             self.remember_milestone(self.current.trail.ids[at], Milestone { facts, blocks });
         }
     }
@@ -222,12 +210,12 @@ impl Gittins {
     }
 
     fn remember_milestone(&mut self, id: KeyHash, milestone: Milestone) {
-        let Past::Milestones(milestones) = &mut self.past else {
+        let History::Milestones(milestones) = &mut self.history else {
             return;
         };
         // A chain may name a block twice.
         if let Some(same) = milestones.take(id) {
-            self.groups.leave(same.facts.group, same.blocks);
+            self.groups.leave_milestone(same.facts.group, same.blocks);
         }
         milestones.remember(id, milestone, self.now_ms, &mut self.groups);
     }
@@ -238,7 +226,7 @@ impl Gittins {
             return;
         };
         let (id, is_tail) = (step.id, step.is_tail);
-        let Past::Milestones(milestones) = &mut self.past else {
+        let History::Milestones(milestones) = &mut self.history else {
             return;
         };
         let trail = &mut self.current.trail;
@@ -255,7 +243,7 @@ impl Gittins {
             let (group, blocks) = (milestone.facts.group, milestone.blocks);
             let (category, bin) = (self.groups.category(group), self.groups.bin(group));
             self.index.use_again(category, bin, blocks);
-            self.groups.leave(group, blocks);
+            self.groups.leave_milestone(group, blocks);
         } else {
             self.current.new_blocks += 1;
         }
@@ -269,7 +257,8 @@ impl Gittins {
             return;
         }
         let facts = self.used(known, true);
-        self.groups.join(facts.group, 1, &mut self.index);
+        self.groups
+            .join_milestone(facts.group, 1, &mut self.index);
         let mut blocks = 1;
         if let Some((end, mut milestone)) = before {
             if is_anchor(at - 1) {
@@ -278,28 +267,11 @@ impl Gittins {
             } else {
                 // Its blocks came to their ages already.
                 self.groups.stand_for(facts.group, milestone.blocks);
-                self.groups.leave(milestone.facts.group, milestone.blocks);
+                self.groups
+                    .leave_milestone(milestone.facts.group, milestone.blocks);
                 blocks += milestone.blocks;
             }
         }
         self.remember_milestone(id, Milestone { facts, blocks });
-    }
-
-    /// A block is gone. Where tiers below may hold it, it is remembered by itself.
-    pub(super) fn remember_by_itself(&mut self, id: KeyHash, facts: Facts) {
-        let is_told_below = self.below.is_some() && self.groups.category(facts.group) != 0;
-        let Past::Milestones(milestones) = &mut self.past else {
-            return;
-        };
-        let is_milestone = milestones.get(id).is_some_and(|it| it.blocks > 0);
-        if !is_told_below || is_milestone {
-            self.groups.leave(facts.group, 0);
-            return;
-        }
-        if let Some(earlier) = milestones.take(id) {
-            self.groups.leave(earlier.facts.group, 0);
-        }
-        let itself = Milestone { facts, blocks: 0 };
-        milestones.remember(id, itself, self.now_ms, &mut self.groups);
     }
 }
