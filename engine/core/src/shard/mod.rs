@@ -61,6 +61,7 @@ use crate::namespaces::{NamespaceEpochs, NamespaceRegistry};
 use crate::policy::{self, Policy, PolicyConfig, WritePrice};
 use crate::stats::{Counters, ShardGauges, ShardStats};
 
+pub use announce::WholeChain;
 pub(crate) use direct::Direct;
 pub use facts::BlockFacts;
 pub use get::{GetOptions, LocalPin, Placement, TryGet};
@@ -449,7 +450,7 @@ impl State {
             capacity_blocks: expected,
             blocks_max,
             below_blocks: (below / slot_len) as usize,
-            shards: 1,
+            shards: config.shards.max(1),
         };
         let policy = plugins.make_policy(config, policy_config)?;
         #[expect(

@@ -173,8 +173,7 @@ impl Index {
 
     fn learn(&mut self, category: usize, blocks: u32) {
         self.news[category] += f64::from(blocks);
-        self.has_learned[category] =
-            self.news[category] >= self.news_share * self.seen[category];
+        self.has_learned[category] = self.news[category] >= self.news_share * self.seen[category];
     }
 
     /// What was learned so far counts half from here on.

@@ -23,6 +23,7 @@ use bytemuck::Zeroable;
 use terrace_slab::{HugeVec, HugeVecError};
 use terrace_types::KeyHash;
 
+use super::compact::GROUPS_MAX;
 use super::facts::{END, Facts, SHARED, mixed};
 use super::groups::{GroupIx, Groups};
 
@@ -52,8 +53,7 @@ const _: () =
     assert!(GROUP_BITS + BLOCKS_BITS + TURN_BITS + USES_BITS + FLAG_BITS + TAG_BITS == u64::BITS);
 const _: () = assert!(SPACING < 1 << BLOCKS_BITS);
 
-/// No group that a milestone names is beyond this.
-pub(super) const GROUPS_MAX: usize = (1 << GROUP_BITS) - 1;
+const _: () = assert!(GROUPS_MAX < 1 << GROUP_BITS);
 
 /// Whether the block at this place of a chain is a milestone wherever requests end.
 pub(super) const fn is_anchor(at: usize) -> bool {
@@ -318,13 +318,9 @@ mod tests {
     }
 
     /// Ids of the first bucket.
-    fn ids(table: &Milestones) -> impl Iterator<Item = KeyHash> {
-        (0..)
-            .map(KeyHash)
-            .filter(|id| table.place(*id).0 == 0)
-            .take(WAYS + 4)
-            .collect::<Vec<_>>()
-            .into_iter()
+    fn ids(table: &Milestones) -> std::vec::IntoIter<KeyHash> {
+        let ids = (0..).map(KeyHash).filter(|id| table.place(*id).0 == 0);
+        Vec::from_iter(ids.take(WAYS + 4)).into_iter()
     }
 
     fn milestone(groups: &mut Groups, index: &mut Index, time_ms: u64, flag: u8) -> Milestone {

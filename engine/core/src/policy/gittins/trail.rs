@@ -257,8 +257,7 @@ impl Gittins {
             return;
         }
         let facts = self.used(known, true);
-        self.groups
-            .join_milestone(facts.group, 1, &mut self.index);
+        self.groups.join_milestone(facts.group, 1, &mut self.index);
         let mut blocks = 1;
         if let Some((end, mut milestone)) = before {
             if is_anchor(at - 1) {
