@@ -131,6 +131,7 @@ pub fn policy_hits(policy: &str, blocks: u32, count: u64) -> Option<Measured> {
         capacity_blocks: blocks as usize,
         blocks_max: blocks + 1,
         below_blocks: 0,
+        shards: 1,
     };
     let mut policy = by_name(policy, config).ok()?;
     for ix in 0..blocks {
@@ -155,6 +156,7 @@ pub fn policy_churn(policy: &str, blocks: u32, count: u64) -> Option<Measured> {
         capacity_blocks: blocks as usize,
         blocks_max: blocks + 1,
         below_blocks: 0,
+        shards: 1,
     };
     let mut policy = by_name(policy, config).ok()?;
     for ix in 0..blocks {
@@ -188,6 +190,7 @@ pub fn policy_chains(policy: &str, blocks: u32, requests: u64) -> Option<(Measur
         capacity_blocks: blocks as usize,
         blocks_max: blocks + 1,
         below_blocks: 0,
+        shards: 1,
     };
     let mut policy = by_name(policy, config).ok()?;
     let (mut random, mut vacant) = (Random(4), (0..blocks).map(BlockIx).collect::<Vec<_>>());

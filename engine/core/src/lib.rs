@@ -41,7 +41,7 @@ pub use index::IndexBytes;
 pub use shard::{
     BlockFacts, Descriptor, Durability, GetOptions, Lease, LeaseId, ListedBlock, LocalPin,
     PersistReport, Placement, PolicyFactory, PrefetchReport, PutOptions, RecoveryReport,
-    Reservation, Shard, TryGet,
+    Reservation, Shard, TryGet, WholeChain,
 };
 pub use stats::{Counters, EngineStats, MissingDevice, NamespaceStats, ShardGauges, ShardStats};
 pub use terrace_nvme::tier::{DeviceGauges, Health, TierCounters};

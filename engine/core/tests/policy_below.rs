@@ -16,6 +16,7 @@ const CONFIG: PolicyConfig = PolicyConfig {
     capacity_blocks: CAPACITY,
     blocks_max: 4096,
     below_blocks: 640,
+    shards: 1,
 };
 
 /// Blocks `begin..end` of a conversation, as one request.
@@ -176,6 +177,7 @@ fn keep_has_no_opinion_of_what_is_not_known() {
 fn without_a_tier_below_the_policy_has_no_opinion() {
     let config = PolicyConfig {
         below_blocks: 0,
+        shards: 1,
         ..CONFIG
     };
     for name in policy::POLICY_NAMES {

@@ -300,6 +300,7 @@ impl Run {
             capacity_blocks,
             blocks_max: BLOCKS_MAX,
             below_blocks: 0,
+            shards: 1,
         };
         let policy = policy::by_name(name, config).unwrap();
         assert_eq!(policy.name(), name);
@@ -770,6 +771,7 @@ fn name_in_any_case_is_accepted_and_another_is_refused_with_the_names() {
         capacity_blocks: 1,
         blocks_max: 1,
         below_blocks: 0,
+        shards: 1,
     };
     for name in POLICY_NAMES {
         assert_eq!(

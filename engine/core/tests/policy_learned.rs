@@ -19,6 +19,7 @@ fn fresh(name: &str) -> Box<dyn Policy> {
         capacity_blocks: BLOCKS as usize,
         blocks_max: BLOCKS,
         below_blocks: 0,
+        shards: 1,
     };
     policy::by_name(name, config).unwrap()
 }

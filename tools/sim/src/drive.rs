@@ -1,11 +1,11 @@
 //! Plays a workload to the policy of one shard, as the engine would.
 //!
-//! Each request is announced first (`on_request`), with what the shard owns of it and nothing
-//! else. Its accesses follow one by one: a resident block is a hit, any other is offered to
+//! Each request is announced first: its accesses (`on_request`), or where there are several shards
+//! the ids of its whole chain and the accesses that the shard owns (`on_chain`). Its accesses follow one by one: a resident block is a hit, any other is offered to
 //! `admit` and, when it may come in, taken in after victims have made room. A block for which no
 //! victim is found stays out.
 
-use terrace_engine::policy::{Admission, Policy};
+use terrace_engine::policy::{Admission, Policy, RequestChain};
 use terrace_types::{Access, BlockIx, BlockKind, Hint, KeyHash, RequestContext};
 
 use crate::workload::{Request, Workload};
@@ -69,18 +69,40 @@ pub fn drive<P: Policy + ?Sized>(
     let mut room = Room::new(capacity, workload.unique_blocks());
     let mut chain = Vec::new();
     let mut places = Vec::new();
+    let mut ids = Vec::new();
     for request in workload.requests() {
         announce(workload, &request, shard, &mut chain, &mut places);
-        if chain.is_empty() {
-            continue;
+        if shard != Shard::WHOLE && request.is_chain {
+            ids.clear();
+            let keys = workload.keys();
+            ids.extend(request.blocks.iter().map(|number| keys[*number as usize]));
+            policy.on_chain(&whole(&request, &ids), &chain);
+        } else if !chain.is_empty() {
+            policy.on_request(&chain);
         }
-        policy.on_request(&chain);
         for (access, &(at, number)) in chain.iter().zip(&places) {
             hits[at] |= room.access(policy, number, access);
         }
     }
     debug_assert_eq!(policy.len(), capacity as usize - room.free.len());
     room.counts
+}
+
+/// A request as shards hear of it that own some of its blocks, or none.
+const fn whole<'a>(request: &Request<'_>, ids: &'a [KeyHash]) -> RequestChain<'a> {
+    RequestChain {
+        ids,
+        ends_in_tail: true,
+        context: context(request),
+    }
+}
+
+const fn context(request: &Request<'_>) -> RequestContext {
+    RequestContext {
+        clock_ms: request.clock_ms,
+        tenant: 0,
+        priority: 0,
+    }
 }
 
 /// Fills `chain` with the accesses of `request` that `shard` owns, and `places` with where each
@@ -94,10 +116,7 @@ pub(crate) fn announce(
 ) {
     chain.clear();
     places.clear();
-    let context = RequestContext {
-        clock_ms: request.clock_ms,
-        ..RequestContext::default()
-    };
+    let context = context(request);
     let last = request.blocks.len().saturating_sub(1);
     let mut parent = None;
     for (depth, &number) in request.blocks.iter().enumerate() {

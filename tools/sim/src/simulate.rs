@@ -80,6 +80,7 @@ fn play(
         capacity_blocks: capacity,
         blocks_max,
         below_blocks: 0,
+        shards: shard.count as usize,
     };
     let mut policy = policy::by_name(name, config)?;
     outcome.counts += drive(&mut *policy, blocks_max, workload, shard, hits);

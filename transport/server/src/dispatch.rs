@@ -4,11 +4,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use terrace_engine::{
-    Access, BlockKey, GetOptions, Hint, Lookup, Namespace, RequestContext, Shard, Tier,
+    Access, BlockKey, GetOptions, Hint, Lookup, Namespace, RequestContext, Shard, Tier, WholeChain,
 };
 use terrace_wire::{
-    ErrorCode, Facts, FrameHead, KeyEntry, KeyStatus, Matched, OpenNamespace, Pong, Records,
-    Removed, Request, RequestHead, Verb, reply,
+    AccessEntry, ErrorCode, Facts, FrameHead, KeyEntry, KeyStatus, Matched, OpenNamespace, Pong,
+    Records, Removed, Request, RequestHead, Verb, reply,
 };
 
 use crate::connection::{Connection, Ticket};
@@ -94,11 +94,15 @@ async fn without_values(connection: &Rc<Connection>, id: u64, verb: Verb, reques
         Request::MatchPrefix(told, keys) => match_prefix(connection, id, verb, &told, keys),
         Request::Announce(told, accesses) => {
             let terms = connection.terms.get();
-            let own = accesses
-                .iter()
-                .filter(|entry| entry.id.shard(terms.shards) == terms.shard);
-            let accesses: Vec<Access> = own.map(|entry| entry.access(told.context)).collect();
-            connection.shard().announce(&accesses);
+            let is_own = |entry: &AccessEntry| entry.id.shard(terms.shards) == terms.shard;
+            let own = accesses.iter().filter(is_own);
+            let own: Vec<Access> = own.map(|entry| entry.access(told.context)).collect();
+            let all = accesses.iter();
+            let all = all.map(|entry| (entry.id, entry.hint, told.context));
+            match WholeChain::of(all).filter(|_| terms.shards > 1) {
+                Some(chain) => connection.shard().announce_chain(&chain, &own),
+                None => connection.shard().announce(&own),
+            }
             connection.reply_once(id, |out| {
                 let head = connection.reply_head(0);
                 let none: [KeyStatus; 0] = [];

@@ -1,6 +1,7 @@
 //! Calls on many keys: one message for each shard, one result for each key.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use terrace_slab::{PinnedBlock, SlotWriter};
@@ -8,7 +9,9 @@ use terrace_types::{Access, BlockKey, Checksum, Lookup, PutOutcome, UnavailableR
 
 use super::calls::{Reply, dram, refused};
 use super::{Engine, route};
-use crate::shard::{Durability, GetOptions, LocalPin, PutOptions, Reservation, TryGet};
+use crate::shard::{
+    Durability, GetOptions, Job, LocalPin, PutOptions, Reservation, Shard, TryGet, WholeChain,
+};
 
 /// One block of a batch of puts.
 #[derive(Clone, Copy, Debug)]
@@ -45,9 +48,17 @@ impl Engine {
         options: &[GetOptions],
     ) -> Vec<Lookup<PinnedBlock>> {
         if self.shards() == 1 {
-            return self.get_part(0, keys.to_vec(), options.to_vec()).await;
+            return self
+                .get_part(0, keys.to_vec(), options.to_vec(), None)
+                .await;
         }
         let parts = split(keys.iter().map(BlockKey::hash), self.shards());
+        let told = keys.iter().zip(options);
+        let told = told.map(|(key, options)| (key.hash(), options.hint, options.context));
+        let chain = WholeChain::of(told).map(Arc::new);
+        self.tell_others(&parts, chain.as_ref(), |shard, chain| {
+            shard.announce_lookup(&[], &[], Some(chain));
+        });
         let calls = parts
             .iter()
             .enumerate()
@@ -58,7 +69,8 @@ impl Engine {
                     .iter()
                     .filter_map(|at| options.get(*at).copied())
                     .collect();
-                async move { (part, self.get_part(shard, keys, options).await) }
+                let chain = chain.clone();
+                async move { (part, self.get_part(shard, keys, options, chain).await) }
             });
         let mut results: Vec<Option<Lookup<PinnedBlock>>> = keys.iter().map(|_| None).collect();
         for (part, found) in join_all(calls).await {
@@ -78,11 +90,12 @@ impl Engine {
         shard: usize,
         keys: Vec<BlockKey>,
         options: Vec<GetOptions>,
+        chain: Option<Arc<WholeChain>>,
     ) -> Vec<Lookup<PinnedBlock>> {
         let count = keys.len();
         let answer = self.call(shard, move |shard, reply| {
             let reply = Reply(reply);
-            shard.announce_lookup(&keys, &options);
+            shard.announce_lookup(&keys, &options, chain.as_deref());
             let tried = shard.try_get_batch(&keys, &options);
             if !tried.iter().any(|outcome| matches!(outcome, TryGet::Below)) {
                 return reply.now(tried.into_iter().map(settled).collect());
@@ -116,11 +129,20 @@ impl Engine {
     /// hear of the whole request first, unless they did when its blocks were looked up.
     pub async fn put_batch(&self, items: &[PutItem<'_>]) -> Vec<PutOutcome> {
         let parts = split(items.iter().map(|item| item.key.hash()), self.shards());
+        let told = items.iter().filter(|_| self.shards() > 1);
+        let told = told.map(|item| (item.key.hash(), item.options.hint, item.options.context));
+        let chain = WholeChain::of(told).map(Arc::new);
+        self.tell_others(&parts, chain.as_ref(), |shard, chain| {
+            shard.announce_put(&[], Some(chain));
+        });
         let calls = parts
             .iter()
             .enumerate()
             .filter(|(_, part)| !part.is_empty())
-            .map(|(shard, part)| async move { (part, self.put_part(shard, part, items).await) });
+            .map(|(shard, part)| {
+                let chain = chain.clone();
+                async move { (part, self.put_part(shard, part, items, chain).await) }
+            });
         let mut results = vec![PutOutcome::Busy; items.len()];
         for (part, outcomes) in join_all(calls).await {
             for (at, outcome) in part.iter().zip(outcomes) {
@@ -136,6 +158,7 @@ impl Engine {
         shard: usize,
         part: &[usize],
         items: &[PutItem<'_>],
+        chain: Option<Arc<WholeChain>>,
     ) -> Vec<PutOutcome> {
         let wanted: Vec<(BlockKey, u64, PutOptions)> = part
             .iter()
@@ -143,7 +166,7 @@ impl Engine {
             .map(|item| (item.key.clone(), item.value.len() as u64, item.options))
             .collect();
         let reserved = self.call(shard, move |shard, reply| {
-            shard.announce_put(&wanted);
+            shard.announce_put(&wanted, chain.as_deref());
             let shard = Rc::clone(shard);
             Reply(reply).later(async move {
                 let mut reservations = Vec::with_capacity(wanted.len());
@@ -213,26 +236,56 @@ impl Engine {
     }
 
     /// Tells the policies of a whole request before its accesses come one by one: a chain is
-    /// known when its request arrives. Each shard hears of the accesses that are its own. Batches
-    /// with hints do this by themselves.
+    /// known when its request arrives. Each shard hears of the accesses that are its own, and of
+    /// the ids of all of a chain that is told from its first block on. Batches with hints do this
+    /// by themselves.
     ///
     /// # Errors
     /// [`UnavailableReason`] of the first shard that did not answer.
     pub async fn announce(&self, accesses: &[Access]) -> Result<(), UnavailableReason> {
         let parts = split(accesses.iter().map(|access| access.id), self.shards());
-        for (shard, part) in parts
-            .iter()
-            .enumerate()
-            .filter(|(_, part)| !part.is_empty())
-        {
+        let told = accesses.iter().filter(|_| self.shards() > 1);
+        let told = told.map(|access| (access.id, access.hint, access.context));
+        let chain = WholeChain::of(told).map(Arc::new);
+        for (shard, part) in parts.iter().enumerate() {
+            if part.is_empty() && chain.is_none() {
+                continue;
+            }
             let own: Vec<Access> = part.iter().map(|at| accesses[*at]).collect();
+            let chain = chain.clone();
             self.call(shard, move |shard, reply| {
-                shard.announce(&own);
+                match chain {
+                    Some(chain) => shard.announce_chain(&chain, &own),
+                    None => shard.announce(&own),
+                }
                 Reply(reply).now(())
             })
             .await?;
         }
         Ok(())
+    }
+
+    /// Tells the shards of a chain that own none of its blocks. One that has no time for it does
+    /// not hear.
+    fn tell_others(
+        &self,
+        parts: &[Vec<usize>],
+        chain: Option<&Arc<WholeChain>>,
+        tell: impl Fn(&Shard, &WholeChain) + Copy + Send + 'static,
+    ) {
+        let Some(chain) = chain else {
+            return;
+        };
+        let senders = self.inner.senders.iter().zip(parts);
+        for (sender, _) in senders.filter(|(_, part)| part.is_empty()) {
+            let chain = Arc::clone(chain);
+            let job: Job = Box::new(move |shard| {
+                tell(shard, &chain);
+                None
+            });
+            // It guesses worse of this chain, no more.
+            let _ = sender.try_send(job);
+        }
     }
 
     /// Removes many blocks.

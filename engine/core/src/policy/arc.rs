@@ -241,6 +241,7 @@ mod tests {
             capacity_blocks: count as usize,
             blocks_max: count,
             below_blocks: 0,
+            shards: 1,
         };
         let mut policy = AdaptiveReplacement::new(config).unwrap();
         (0..count).for_each(|number| policy.on_insert(BlockIx(number), &access(number.into())));

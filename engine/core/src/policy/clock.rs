@@ -140,6 +140,7 @@ mod tests {
             capacity_blocks: 3,
             blocks_max: 3,
             below_blocks: 0,
+            shards: 1,
         })
         .unwrap();
         let access = Access::plain(KeyHash(0));
@@ -155,6 +156,7 @@ mod tests {
             capacity_blocks: 3,
             blocks_max: 3,
             below_blocks: 0,
+            shards: 1,
         })
         .unwrap();
         let access = Access::plain(KeyHash(0));

@@ -151,6 +151,7 @@ mod tests {
             capacity_blocks: 10,
             blocks_max: 10,
             below_blocks: 0,
+            shards: 1,
         };
         let mut policy = Gdsf::new(config).unwrap();
         for (block, &len) in (0..).zip(lens) {

@@ -123,6 +123,7 @@ mod tests {
             capacity_blocks: 3,
             blocks_max: 3,
             below_blocks: 0,
+            shards: 1,
         };
         let access = Access::plain(KeyHash(0));
         let (mut lfu, mut restored) = (Lfu::new(config).unwrap(), Lfu::new(config).unwrap());

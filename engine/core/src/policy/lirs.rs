@@ -342,6 +342,7 @@ mod tests {
             capacity_blocks: 3,
             blocks_max: 3,
             below_blocks: 0,
+            shards: 1,
         };
         let mut policy = Lirs::new(history, config).unwrap();
         (0..3).for_each(|number| policy.on_insert(BlockIx(number), &access(number.into())));

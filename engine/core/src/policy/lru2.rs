@@ -197,6 +197,7 @@ mod tests {
             capacity_blocks: 3,
             blocks_max: 3,
             below_blocks: 0,
+            shards: 1,
         };
         let mut policy = Lru2::new(history, config).unwrap();
         let access = |id| Access::plain(KeyHash(id));

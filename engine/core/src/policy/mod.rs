@@ -43,7 +43,7 @@ mod twoq;
 mod wtinylfu;
 
 use terrace_slab::HugeVecError;
-use terrace_types::Access;
+use terrace_types::{Access, KeyHash, RequestContext};
 
 pub use terrace_types::BlockIx;
 
@@ -84,6 +84,9 @@ pub struct PolicyConfig {
     /// Blocks that the tiers below are expected to hold for the shard; 0 without any. A policy
     /// that remembers blocks which are gone may want to remember these, too.
     pub below_blocks: usize,
+    /// Count of the engine's shards. Where there are several, the policy is told of requests by
+    /// [`Policy::on_chain`], or of this shard's part of them.
+    pub shards: usize,
 }
 
 /// Memory a policy uses, in bytes.
@@ -93,6 +96,17 @@ pub struct PolicyBytes {
     pub resident: u64,
     /// Ghosts: what is remembered of blocks that are gone.
     pub ghosts: u64,
+}
+
+/// A request as a whole, with blocks of all shards.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestChain<'a> {
+    /// Ids of its blocks, from the first of the chain on.
+    pub ids: &'a [KeyHash],
+    /// Whether the last of them is normally partial, [`terrace_types::BlockKind::Tail`].
+    pub ends_in_tail: bool,
+    /// What is known of the request.
+    pub context: RequestContext,
 }
 
 /// Whether a block may enter a tier.
@@ -131,6 +145,16 @@ pub trait Policy {
     /// other begins the next. All of this is what helps; any other order of calls is allowed.
     fn on_request(&mut self, accesses: &[Access]) {
         let _ = accesses;
+    }
+
+    /// As [`Policy::on_request`], of a request that has blocks in several shards: `own` are the
+    /// accesses of this shard, in order, and none perhaps. Shards that are told of the same
+    /// chains in the same order can judge them alike. The default tells of the shard's own.
+    fn on_chain(&mut self, chain: &RequestChain<'_>, own: &[Access]) {
+        let _ = chain;
+        if !own.is_empty() {
+            self.on_request(own);
+        }
     }
 
     /// A known block was read.

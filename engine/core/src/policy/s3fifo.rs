@@ -415,6 +415,7 @@ mod tests {
             capacity_blocks: capacity as usize,
             blocks_max: capacity,
             below_blocks: 0,
+            shards: 1,
         };
         let mut policy = S3Fifo::new(config).unwrap();
         (0..capacity).for_each(|number| policy.on_insert(BlockIx(number), &access(number.into())));
@@ -542,6 +543,7 @@ mod tests {
             capacity_blocks: capacity as usize,
             blocks_max: capacity,
             below_blocks: 0,
+            shards: 1,
         };
         let mut policy = S3Fifo::with(variant, config).unwrap();
         (0..capacity).for_each(|number| policy.on_insert(BlockIx(number), &access(number.into())));

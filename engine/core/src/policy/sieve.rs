@@ -177,6 +177,7 @@ mod tests {
             capacity_blocks: count as usize,
             blocks_max: 4,
             below_blocks: 0,
+            shards: 1,
         };
         let mut sieve = Sieve::new(config).unwrap();
         (0..count).for_each(|number| sieve.on_insert(BlockIx(number), &ACCESS));

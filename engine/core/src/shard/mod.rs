@@ -62,6 +62,7 @@ use crate::namespaces::{NamespaceEpochs, NamespaceRegistry};
 use crate::policy::{self, Policy, PolicyConfig, WritePrice};
 use crate::stats::{Counters, ShardGauges, ShardStats};
 
+pub use announce::WholeChain;
 pub(crate) use direct::Direct;
 pub use facts::BlockFacts;
 use flight::ByNumber;
@@ -458,6 +459,7 @@ impl State {
             capacity_blocks: expected,
             blocks_max,
             below_blocks: (below / slot_len) as usize,
+            shards: config.shards.max(1),
         };
         let policy = plugins.make_policy(config, policy_config)?;
         #[expect(

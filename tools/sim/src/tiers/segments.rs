@@ -69,6 +69,7 @@ pub fn segments(workload: &Workload, options: &SegmentOptions) -> Result<TierCou
             capacity_blocks: options.dram,
             blocks_max: u32::try_from(options.dram + options.log.blocks()).unwrap_or(u32::MAX),
             below_blocks: options.log.blocks(),
+            shards: 1,
         },
     )?;
     policy.set_write_price(options.price);

@@ -10,7 +10,8 @@
 //!
 //! **Invariants**
 //! - A group is there as long as a known block names it: `alive` counts these, and `gone` more
-//!   that are forgotten but belong to the ends that are remembered, see [`Groups::lose`].
+//!   that are forgotten but belong to the ends that are remembered, see [`Groups::lose`]. Where
+//!   there are milestones, `gone` counts the blocks that they stand for, and these alone teach.
 //! - Numbers, and the times of groups, never fall; each bin lists its groups by number.
 //! - A group is in the heap of its cell exactly when it has leaves. They are a list: the next
 //!   leaf plus one is the leaf's mark, and the one before is in an array of its own.
@@ -36,7 +37,7 @@ struct Group {
     number: u64,
     time_ms: u64,
     alive: u32,
-    /// Blocks that are forgotten, and ends remembered that stand for them.
+    /// Blocks that others stand for, and ends remembered that do.
     gone: u32,
     ends: u32,
     /// Neighbours in the list of its bin; `newer` links unused groups, too.
@@ -60,6 +61,8 @@ pub(super) struct Groups {
     /// How many groups there are.
     count: usize,
     sharing: Option<Sharing>,
+    /// Whether blocks teach by the milestones that stand for them.
+    by_milestones: bool,
     unused: GroupIx,
     /// The number of the next group.
     number: u64,
@@ -121,6 +124,7 @@ impl Groups {
             leaf_before: HugeVec::with_capacity(blocks_max as usize)?,
             count: 0,
             sharing: None,
+            by_milestones: false,
             unused: 0,
             number: 0,
             bins: [[0; 2]; BINS],
@@ -144,6 +148,17 @@ impl Groups {
         Ok(Self {
             sharing: Some(sharing),
             ..Self::new(groups_max, blocks_max)?
+        })
+    }
+
+    /// The same for a policy with milestones.
+    pub(super) fn with_milestones(
+        groups_max: usize,
+        blocks_max: u32,
+    ) -> Result<Self, HugeVecError> {
+        Ok(Self {
+            by_milestones: true,
+            ..Self::shared(groups_max, blocks_max)?
         })
     }
 
@@ -212,12 +227,39 @@ impl Groups {
         group
     }
 
-    /// One more block names the group: it has come to the ages that the group has.
+    /// One more block names the group: it has come to the ages that the group has. Where there are
+    /// milestones it teaches nothing by itself.
     pub(super) fn join(&mut self, group: GroupIx, index: &mut Index) {
+        let teaches = !self.by_milestones;
         let fields = self.at_mut(group);
         fields.alive += 1;
+        if !teaches {
+            return;
+        }
         let (category, bin) = (fields.category.into(), fields.bin.into());
         (0..=bin).for_each(|bin| index.age(category, bin, 1));
+    }
+
+    /// A milestone names the group. The blocks it stands for have come to the ages that it has.
+    pub(super) fn join_milestone(&mut self, group: GroupIx, blocks: u32, index: &mut Index) {
+        self.stand_for(group, blocks);
+        let (category, bin) = (self.category(group), self.bin(group));
+        (0..=bin).for_each(|bin| index.age(category, bin, blocks));
+    }
+
+    /// A milestone names the group. The blocks it stands for were told of before.
+    pub(super) fn stand_for(&mut self, group: GroupIx, blocks: u32) {
+        let fields = self.at_mut(group);
+        fields.alive += blocks;
+        fields.gone += blocks;
+    }
+
+    /// A milestone that stands for these blocks names the group no longer.
+    pub(super) fn leave_milestone(&mut self, group: GroupIx, blocks: u32) {
+        let fields = self.at_mut(group);
+        fields.gone -= blocks;
+        fields.alive -= blocks.saturating_sub(1);
+        self.leave(group);
     }
 
     /// The end of a chain that names the group is remembered.
@@ -274,6 +316,7 @@ impl Groups {
                 let Group {
                     time_ms,
                     alive,
+                    gone,
                     category,
                     leaf,
                     ..
@@ -281,7 +324,8 @@ impl Groups {
                 if time_ms.saturating_add(*begin_ms) > now_ms {
                     break;
                 }
-                index.age(category.into(), bin, alive);
+                let blocks = if self.by_milestones { gone } else { alive };
+                index.age(category.into(), bin, blocks);
                 if leaf != 0 {
                     self.leave_cell(oldest);
                 }
@@ -427,7 +471,8 @@ impl Groups {
             } = *self.at(group);
             let named = counts.remove(&group).unwrap_or(0);
             assert_eq!(named + gone, alive, "blocks of a group");
-            assert!(gone == 0 || ends > 0, "blocks of no end");
+            let is_stood_for = gone == 0 || ends > 0 || self.by_milestones;
+            assert!(is_stood_for, "blocks of no end");
         }
         assert!(
             counts.is_empty(),

@@ -1,4 +1,5 @@
-//! What is remembered of blocks that are gone: by the reference's exact ghosts, or by compact ones.
+//! What is remembered of blocks that are gone: by the reference's exact ghosts, by compact ones, or
+//! by milestones of their chains.
 
 use bytemuck::Zeroable;
 use terrace_slab::{HugeVec, HugeVecError};
@@ -9,6 +10,7 @@ use super::compact::{CHILD_MASK, Compact, is_end};
 use super::facts::Facts;
 use super::groups::{GroupIx, Groups};
 use super::index::Index;
+use super::milestones::Milestones;
 
 /// Exact ghosts for each block of the capacity.
 const EXACT_PER_BLOCK: u32 = 4;
@@ -23,6 +25,8 @@ pub(super) enum History {
     },
     /// Few bits of each id, and ends of chains for longer than what is before them.
     Compact(Compact),
+    /// What stands for the blocks of chains, resident or gone, of all shards.
+    Milestones(Milestones),
 }
 
 impl History {
@@ -45,11 +49,16 @@ impl History {
         Compact::new(blocks_max, blocks).map(Self::Compact)
     }
 
+    /// Milestones of chains.
+    pub(super) fn milestones(blocks_max: u32, blocks: usize) -> Result<Self, HugeVecError> {
+        Milestones::new(blocks_max, blocks).map(Self::Milestones)
+    }
+
     /// Which bits of a child are remembered.
     pub(super) const fn child_mask(&self) -> u16 {
         match self {
             Self::Exact { .. } => u16::MAX,
-            Self::Compact(_) => CHILD_MASK,
+            Self::Compact(_) | Self::Milestones(_) => CHILD_MASK,
         }
     }
 
@@ -69,6 +78,7 @@ impl History {
                 ghosts.set_count_max(exact_for(blocks));
             }
             Self::Compact(ghosts) => ghosts.set_blocks(blocks, groups),
+            Self::Milestones(milestones) => milestones.set_blocks(blocks, groups),
         }
     }
 
@@ -84,6 +94,7 @@ impl History {
         match self {
             Self::Exact { ghosts, facts } => ghosts.find(id).map(|ghost| facts[ghost.0 as usize]),
             Self::Compact(ghosts) => ghosts.get(id),
+            Self::Milestones(milestones) => milestones.get(id).map(|it| it.facts),
         }
     }
 
@@ -106,6 +117,8 @@ impl History {
                 }
                 Some(facts)
             }
+            // They are taken when a chain is settled.
+            Self::Milestones(_) => None,
         }
     }
 
@@ -137,6 +150,9 @@ impl History {
                 }
             }
             Self::Compact(ghosts) => ghosts.remember(id, facts_of_id, now_ms, groups, index),
+            Self::Milestones(milestones) => {
+                milestones.remember_by_itself(id, facts_of_id, now_ms, groups);
+            }
         }
     }
 
@@ -145,6 +161,7 @@ impl History {
         match self {
             Self::Exact { ghosts, .. } => ghosts.len(),
             Self::Compact(ghosts) => ghosts.len(),
+            Self::Milestones(milestones) => milestones.len(),
         }
     }
 
@@ -153,6 +170,7 @@ impl History {
         match self {
             Self::Exact { ghosts, facts } => ghosts.bytes() + facts.bytes(),
             Self::Compact(ghosts) => ghosts.bytes(),
+            Self::Milestones(milestones) => milestones.bytes(),
         }
     }
 
@@ -164,6 +182,7 @@ impl History {
                 ghosts.numbers().map(|ghost| facts[ghost].group).collect()
             }
             Self::Compact(ghosts) => ghosts.check().collect(),
+            Self::Milestones(milestones) => milestones.check(),
         }
     }
 }

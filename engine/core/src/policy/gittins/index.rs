@@ -57,6 +57,9 @@ const ASSUMED_SCALES: [f64; CATEGORIES] = [
 ];
 /// How many blocks of its own a bin of a class needs before its chance counts half.
 const CLASS_WEIGHT: f64 = 300.0;
+/// The share by which counts of a category grow before its worths are worked out again, where every
+/// shard learns from all blocks.
+const NEWS_SHARE: f64 = 1.0 / 64.0;
 /// Classes of categories: last blocks, shared blocks, all others.
 const CLASSES: usize = 3;
 const CLASS_BEGINS: [usize; CLASSES + 1] = [0, 1, 6, CATEGORIES];
@@ -106,6 +109,11 @@ pub(super) struct Index {
     /// Chances of each class, and whether a category has learned since its worths were worked out.
     class_chances: [Row; CLASSES],
     has_learned: [bool; CATEGORIES],
+    /// By category: blocks told of since its worths were worked out, and before that.
+    news: [f64; CATEGORIES],
+    seen: [f64; CATEGORIES],
+    /// The share of what was seen that news must be before worths are worked out again.
+    news_share: f64,
     /// The category to look at next.
     next: usize,
     horizon_ms: u64,
@@ -122,6 +130,9 @@ impl Index {
             worths: Box::new([[0.0; BINS]; CATEGORIES]),
             class_chances: [[0.0; BINS]; CLASSES],
             has_learned: [false; CATEGORIES],
+            news: [0.0; CATEGORIES],
+            seen: [0.0; CATEGORIES],
+            news_share: 0.0,
             next: 0,
             horizon_ms: EDGES_MS[1],
         };
@@ -129,22 +140,45 @@ impl Index {
         index
     }
 
+    /// The same for a shard among several that all learn from whole chains, each for itself: worths
+    /// are worked out again when a category has learned enough, early often and later seldom.
+    pub(super) fn of_chains(prior: Prior) -> Self {
+        Self {
+            news_share: NEWS_SHARE,
+            ..Self::new(prior)
+        }
+    }
+
+    /// The same, working worths out as often as `other` does.
+    pub(super) fn learning_as(self, other: &Self) -> Self {
+        Self {
+            news_share: other.news_share,
+            ..self
+        }
+    }
+
     /// `blocks` of `category` were used again at an age in `bin`.
     pub(super) fn use_again(&mut self, category: usize, bin: usize, blocks: u32) {
         self.counts[category].used[bin] += f64::from(blocks);
         self.pooled.used[bin] += f64::from(blocks);
-        self.has_learned[category] = true;
+        self.learn(category, blocks);
     }
 
     /// `blocks` of `category` came to be as old as `bin`.
     pub(super) fn age(&mut self, category: usize, bin: usize, blocks: u32) {
         self.counts[category].at_risk[bin] += f64::from(blocks);
         self.pooled.at_risk[bin] += f64::from(blocks);
-        self.has_learned[category] = true;
+        self.learn(category, blocks);
+    }
+
+    fn learn(&mut self, category: usize, blocks: u32) {
+        self.news[category] += f64::from(blocks);
+        self.has_learned[category] = self.news[category] >= self.news_share * self.seen[category];
     }
 
     /// What was learned so far counts half from here on.
     pub(super) fn halve(&mut self) {
+        self.seen.iter_mut().for_each(|seen| *seen *= 0.5);
         for counts in self.counts.iter_mut().chain([&mut self.pooled]) {
             let fields = counts.used.iter_mut().chain(&mut counts.at_risk);
             fields.for_each(|count| *count *= 0.5);
@@ -199,6 +233,7 @@ impl Index {
             .count();
         let class = if category == 0 { 0 } else { class + 1 };
         self.has_learned[category] = false;
+        self.seen[category] += std::mem::take(&mut self.news[category]);
         let (chances, rates) = match self.prior {
             Prior::Reference => {
                 let chances = counts.chances(&self.class_chances[class], 1.0);

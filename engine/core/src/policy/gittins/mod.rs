@@ -32,7 +32,9 @@ mod facts;
 mod groups;
 mod history;
 mod index;
+mod milestones;
 mod settle;
+mod trail;
 
 use bytemuck::Zeroable;
 use terrace_slab::HugeVec;
@@ -45,7 +47,9 @@ use self::index::{CATEGORIES, Index, Prior};
 use self::settle::{Current, HALVE_FIRST, Place};
 use super::chain::{Chain, MARK_MAX};
 use super::list::Search;
-use super::{Admission, BelowRule, Policy, PolicyBytes, PolicyConfig, PolicyError, WritePrice};
+use super::{
+    Admission, BelowRule, Policy, PolicyBytes, PolicyConfig, PolicyError, RequestChain, WritePrice,
+};
 
 /// Tags of a block of the first category, of P-GIT and of the default; those of the others
 /// follow. No other policy built in gives them. There are few left for the default: two categories
@@ -123,9 +127,16 @@ impl Gittins {
     /// [`PolicyError::Memory`] when address space for its arrays is not to be had.
     pub fn new(config: PolicyConfig) -> Result<Self, PolicyError> {
         let blocks_max = config.blocks_max.min(MARK_MAX);
-        let history = History::compact(blocks_max, remembered(&config))?;
         let groups_max =
             (blocks_max as usize / BLOCKS_PER_GROUP).clamp(GROUPS_MIN, compact::GROUPS_MAX);
+        if config.shards > 1 {
+            let history = History::milestones(blocks_max, remembered(&config))?;
+            let groups = Groups::with_milestones(groups_max, blocks_max)?;
+            let mut policy = Self::with(Form::Default, config, history, groups)?;
+            policy.index = Index::of_chains(Form::Default.prior());
+            return Ok(policy);
+        }
+        let history = History::compact(blocks_max, remembered(&config))?;
         let groups = Groups::shared(groups_max, blocks_max)?;
         Self::with(Form::Default, config, history, groups)
     }
@@ -255,6 +266,11 @@ impl Gittins {
         }
     }
 
+    /// Whether chains are remembered by milestones.
+    const fn has_milestones(&self) -> bool {
+        matches!(self.history, History::Milestones(_))
+    }
+
     fn is_full(&self) -> bool {
         self.len >= self.capacity.min(self.full_len)
     }
@@ -321,6 +337,22 @@ impl Policy for Gittins {
         self.current.request.begin(accesses);
         let clock_ms = self.current.request.clock_ms();
         self.begin(clock_ms);
+    }
+
+    fn on_chain(&mut self, chain: &RequestChain<'_>, own: &[Access]) {
+        if !self.has_milestones() {
+            if !own.is_empty() {
+                self.on_request(own);
+            }
+            return;
+        }
+        self.finish();
+        self.current.request.begin(own);
+        self.begin(chain.context.clock_ms);
+        self.current.trail.tell(chain.ids, chain.ends_in_tail);
+        if own.is_empty() {
+            self.settle();
+        }
     }
 
     fn on_hit(&mut self, block: BlockIx, access: &Access) {
@@ -470,7 +502,7 @@ impl Policy for Gittins {
 
     fn restore_learned(&mut self, learned: &[u8]) {
         if let Some(index) = Index::of_saved(self.form.prior(), learned) {
-            self.index = index;
+            self.index = index.learning_as(&self.index);
             self.groups.weigh(&self.index);
         }
     }
@@ -543,6 +575,7 @@ mod tests {
                 capacity_blocks: BLOCKS as usize,
                 blocks_max: BLOCKS,
                 below_blocks: 0,
+                shards: 1,
             };
             let mut policy = Gittins::new(config).unwrap();
             let mut free: Vec<BlockIx> = (0..BLOCKS).map(BlockIx).collect();
@@ -565,6 +598,7 @@ mod tests {
             capacity_blocks: 8,
             blocks_max: 8,
             below_blocks: 0,
+            shards: 1,
         };
         for mut policy in [Gittins::new(config), Gittins::reference(config)].map(Result::unwrap) {
             let access = Access::plain(KeyHash(7));

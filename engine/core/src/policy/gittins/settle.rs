@@ -6,7 +6,9 @@ use terrace_types::{Access, BlockIx, KeyHash};
 
 use super::facts::{CHILD_IS_TAIL, END, Facts, IN_REQUEST, SHARED, USES_MAX, child_of};
 use super::groups::GroupIx;
+use super::history::History;
 use super::index::CATEGORIES;
+use super::trail::Trail;
 use super::{Form, Gittins};
 use crate::policy::request::{Request, Step};
 
@@ -37,6 +39,8 @@ pub(super) struct Current {
     pub(super) is_settled: bool,
     /// By step, once it is settled.
     pub(super) places: Vec<Place>,
+    /// Its chain, where there are milestones.
+    pub(super) trail: Trail,
     /// Its groups and their numbers, by category.
     groups: [(GroupIx, u64); CATEGORIES],
     /// The last step that is no tail.
@@ -44,8 +48,8 @@ pub(super) struct Current {
     /// The latest clock told.
     clock_ms: u64,
     /// Turns of the conversation, and blocks it brings.
-    turn: u8,
-    new_blocks: usize,
+    pub(super) turn: u8,
+    pub(super) new_blocks: usize,
 }
 
 impl Current {
@@ -54,6 +58,7 @@ impl Current {
             request: Request::default(),
             is_settled: true,
             places: Vec::new(),
+            trail: Trail::default(),
             groups: [(0, 0); CATEGORIES],
             end: None,
             clock_ms: 0,
@@ -77,14 +82,22 @@ impl Gittins {
         *clock_ms = access.context.clock_ms.max(*clock_ms);
         // One that goes on with a request which is settled.
         if self.current.is_settled && step == self.current.places.len() {
-            let place = self.place_of_missed(step);
-            self.current.new_blocks += usize::from(matches!(place, Place::Nowhere));
-            self.current.places.push(place);
-            self.find_end();
-            self.release_step(step);
-            self.use_step(step);
+            self.extend(step);
         }
         step
+    }
+
+    fn extend(&mut self, step: usize) {
+        if self.has_milestones() {
+            self.extend_trail();
+            return;
+        }
+        let place = self.place_of_missed(step);
+        self.current.new_blocks += usize::from(matches!(place, Place::Nowhere));
+        self.current.places.push(place);
+        self.find_end();
+        self.release_step(step);
+        self.use_step(step);
     }
 
     /// A request begins, with the steps it has.
@@ -92,6 +105,7 @@ impl Gittins {
         let current = &mut self.current;
         current.is_settled = false;
         current.places.clear();
+        current.trail.clear();
         current.groups = [(0, 0); CATEGORIES];
         current.end = None;
         current.clock_ms = clock_ms;
@@ -102,7 +116,7 @@ impl Gittins {
         if std::mem::replace(&mut self.current.is_settled, true) {
             return;
         }
-        if self.current.request.steps().is_empty() {
+        if self.current.request.steps().is_empty() && !self.current.trail.is_told() {
             return;
         }
         self.now_ms = self.current.clock_ms.max(self.now_ms);
@@ -110,6 +124,15 @@ impl Gittins {
         if let Some(below) = &mut self.below {
             below.advance(self.now_ms);
         }
+        if self.has_milestones() {
+            self.settle_by_milestones();
+        } else {
+            self.settle_by_blocks();
+        }
+    }
+
+    /// Learns from the request and uses its blocks, by what is known of each.
+    fn settle_by_blocks(&mut self) {
         let (known, tip) = self.find_places();
         self.set_tip(tip);
         self.find_end();
@@ -127,7 +150,7 @@ impl Gittins {
     }
 
     /// Works out worths anew, as far as it is time.
-    fn weigh(&mut self, uses: usize) {
+    pub(super) fn weigh(&mut self, uses: usize) {
         match self.form {
             Form::Reference => {
                 let after = if self.current.request.was_announced() {
@@ -211,7 +234,7 @@ impl Gittins {
 
     /// How many blocks the request brings, when this many of its steps are known. Of a chain in
     /// several shards only some blocks are steps here; between two of them it is a guess.
-    fn count_new(&self, known: usize) -> usize {
+    pub(super) fn count_new(&self, known: usize) -> usize {
         let steps = self.current.request.steps();
         if self.form == Form::Reference {
             return steps.len() - known;
@@ -254,7 +277,7 @@ impl Gittins {
         }
     }
 
-    fn set_facts_at(&mut self, step: usize, facts: Facts) {
+    pub(super) fn set_facts_at(&mut self, step: usize, facts: Facts) {
         match &mut self.current.places[step] {
             Place::Resident(block) => self.facts[block.0 as usize] = facts,
             place => *place = Place::Waiting(facts),
@@ -275,7 +298,9 @@ impl Gittins {
             self.groups.category(facts.group),
             self.groups.bin(facts.group),
         );
-        self.index.use_again(category, bin, 1);
+        if !self.has_milestones() {
+            self.index.use_again(category, bin, 1);
+        }
         self.groups.leave(facts.group);
         facts.group = 0;
         self.set_facts_at(step, facts);
@@ -353,7 +378,7 @@ impl Gittins {
     }
 
     /// The request's group of a category.
-    fn group_of(&mut self, category: usize) -> GroupIx {
+    pub(super) fn group_of(&mut self, category: usize) -> GroupIx {
         let (group, number) = self.current.groups[category];
         if group != 0 && self.groups.number(group) == number {
             return group;
@@ -368,7 +393,7 @@ impl Gittins {
         self.settle();
         self.spares_tip = false;
         self.set_tip(None);
-        if self.current.places.is_empty() {
+        if self.current.places.is_empty() && !self.current.trail.is_told() {
             return;
         }
         for step in (0..self.current.places.len()).rev() {
@@ -381,6 +406,7 @@ impl Gittins {
             }
         }
         self.current.places.clear();
+        self.current.trail.clear();
         self.requests += 1;
         let uses = match self.form {
             Form::Reference => 0,
@@ -396,8 +422,12 @@ impl Gittins {
     /// A block that is gone becomes a ghost.
     pub(super) fn remember(&mut self, id: KeyHash, facts: Facts) {
         let (groups, index) = (&mut self.groups, &mut self.index);
-        // The last block of a request is normally partial and does not come back.
-        if self.form == Form::Default && groups.category(facts.group) == 0 {
+        // The last block of a request is normally partial and does not come back. Others are
+        // remembered by milestones unless a tier below asks about them.
+        let is_tail = groups.category(facts.group) == 0;
+        let is_passed_over =
+            is_tail || matches!(self.history, History::Milestones(_)) && self.below.is_none();
+        if self.form == Form::Default && is_passed_over {
             groups.leave(facts.group);
             return;
         }
