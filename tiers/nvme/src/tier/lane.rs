@@ -195,9 +195,14 @@ impl Lane {
     }
 
     pub(super) const fn reaches(&self, write: u64, reach: Reach) -> bool {
+        write < self.mark(reach)
+    }
+
+    /// All writes below have come so far.
+    const fn mark(&self, reach: Reach) -> u64 {
         match reach {
-            Reach::Complete => write < self.complete,
-            Reach::Durable => write < self.durable,
+            Reach::Complete => self.complete,
+            Reach::Durable => self.durable,
         }
     }
 
@@ -259,7 +264,7 @@ impl Lane {
     }
 
     fn wake_reached(&mut self) {
-        let (complete, durable) = (self.complete, self.durable);
+        let (complete, durable) = (self.mark(Reach::Complete), self.mark(Reach::Durable));
         let reached = |it: &mut Awaiting| match it.reach {
             Reach::Complete => it.write < complete,
             Reach::Durable => it.write < durable,
