@@ -11,11 +11,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by its panic")]
 
+#[path = "conformance/renumbered.rs"]
+mod renumbered;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use renumbered::Renumbered;
 use terrace_engine::policy::{
-    self, Admission, POLICY_NAMES, Policy, PolicyBytes, PolicyConfig, VICTIM_SCAN_MAX,
+    self, Admission, POLICY_NAMES, Policy, PolicyConfig, RequestChain, VICTIM_SCAN_MAX,
 };
 use terrace_types::{Access, BlockIx, BlockKind, Hint, KeyHash, RequestContext};
 
@@ -201,84 +205,10 @@ fn accepts(block: BlockIx, seed: u32, refused_of_8: u32) -> bool {
     mixed >> 29 >= refused_of_8
 }
 
-/// A policy under other block numbers: what is block `n` outside is `numbers[n]` to it.
-struct Renumbered {
-    policy: Box<dyn Policy>,
-    numbers: Vec<u32>,
-}
-
-impl Renumbered {
-    fn inner(&self, outer: BlockIx) -> BlockIx {
-        BlockIx(self.numbers[outer.0 as usize])
-    }
-}
-
-fn outer(numbers: &[u32], inner: BlockIx) -> BlockIx {
-    let outer = numbers.iter().position(|&number| number == inner.0);
-    BlockIx(u32::try_from(outer.unwrap()).unwrap())
-}
-
-impl Policy for Renumbered {
-    fn name(&self) -> &'static str {
-        self.policy.name()
-    }
-
-    fn set_capacity(&mut self, blocks: usize) {
-        self.policy.set_capacity(blocks);
-    }
-
-    fn on_request(&mut self, accesses: &[Access]) {
-        self.policy.on_request(accesses);
-    }
-
-    fn on_hit(&mut self, block: BlockIx, access: &Access) {
-        self.policy.on_hit(self.inner(block), access);
-    }
-
-    fn on_insert(&mut self, block: BlockIx, access: &Access) {
-        self.policy.on_insert(self.inner(block), access);
-    }
-
-    fn on_remove(&mut self, block: BlockIx) {
-        self.policy.on_remove(self.inner(block));
-    }
-
-    fn admit(&mut self, access: &Access) -> Admission {
-        self.policy.admit(access)
-    }
-
-    fn victim(&mut self, evictable: &mut dyn FnMut(BlockIx) -> bool) -> Option<BlockIx> {
-        let numbers = &self.numbers;
-        let victim = self
-            .policy
-            .victim(&mut |block| evictable(outer(numbers, block)));
-        victim.map(|block| outer(numbers, block))
-    }
-
-    fn take_pending(&mut self) -> Option<BlockIx> {
-        let pending = self.policy.take_pending();
-        pending.map(|block| outer(&self.numbers, block))
-    }
-
-    fn restore(&mut self, block: BlockIx, tag: u8, access: &Access) {
-        self.policy.restore(self.inner(block), tag, access);
-    }
-
-    fn len(&self) -> usize {
-        self.policy.len()
-    }
-
-    fn bytes(&self) -> PolicyBytes {
-        self.policy.bytes()
-    }
-
-    fn check(&self) {
-        self.policy.check();
-    }
-}
-
 struct Run {
     policy: Box<dyn Policy>,
+    /// Count of shards that it is one of.
+    shards: usize,
     capacity: usize,
     known: BTreeMap<BlockIx, KeyHash>,
     free: BTreeSet<BlockIx>,
@@ -296,16 +226,22 @@ struct Run {
 
 impl Run {
     fn new(name: &str, capacity_blocks: usize) -> Self {
+        Self::among(1, name, capacity_blocks)
+    }
+
+    /// A run of a policy that is one of so many shards.
+    fn among(shards: usize, name: &str, capacity_blocks: usize) -> Self {
         let config = PolicyConfig {
             capacity_blocks,
             blocks_max: BLOCKS_MAX,
             below_blocks: 0,
-            shards: 1,
+            shards,
         };
         let policy = policy::by_name(name, config).unwrap();
         assert_eq!(policy.name(), name);
         Self {
             policy,
+            shards,
             capacity: capacity_blocks,
             known: BTreeMap::new(),
             free: (0..BLOCKS_MAX).map(BlockIx).collect(),
@@ -315,6 +251,22 @@ impl Run {
             is_under_way: false,
             may_spare: false,
         }
+    }
+
+    /// Tells of a request: where there are several shards, also of blocks that others own.
+    fn announce(&mut self, own: &[Access]) {
+        if self.shards == 1 || own.len().is_multiple_of(2) {
+            self.policy.on_request(own);
+            return;
+        }
+        let mixed = |access: &Access| [access.id, KeyHash(!access.id.0)];
+        let ids: Vec<KeyHash> = own.iter().flat_map(mixed).collect();
+        let chain = RequestChain {
+            ids: &ids,
+            ends_in_tail: own.len().is_multiple_of(3),
+            context: own.first().map(|access| access.context).unwrap_or_default(),
+        };
+        self.policy.on_chain(&chain, own);
     }
 
     /// Applies `op` and compares; returns the blocks given up, in order.
@@ -353,7 +305,7 @@ impl Run {
                 self.to_play.reverse();
                 self.is_under_way = true;
                 if is_announced {
-                    self.policy.on_request(&chain.accesses());
+                    self.announce(&chain.accesses());
                 }
             }
             Op::Play {
@@ -569,6 +521,16 @@ proptest! {
             }
             prop_assert_eq!(run.drain(), twin.drain(), "{}", name);
         }
+    }
+
+    /// With milestones in place of ghosts, and requests told as whole chains or in part.
+    #[test]
+    fn default_among_several_shards_agrees_with_the_model_and_with_its_twin((capacity, ops) in ops()) {
+        let [mut run, mut twin] = [(); 2].map(|()| Run::among(4, "default", capacity));
+        for &op in &ops {
+            prop_assert_eq!(run.apply(op), twin.apply(op), "{:?}", op);
+        }
+        prop_assert_eq!(run.drain(), twin.drain());
     }
 
     #[test]
