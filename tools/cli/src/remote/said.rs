@@ -103,7 +103,7 @@ pub fn print(bytes: &[u8]) -> Result<(), Stop> {
 /// Writes to stdout; whether its reader is still there.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_more(bytes: &[u8]) -> Result<bool, Stop> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
