@@ -74,20 +74,9 @@ pub struct RemoteArgs {
     /// File whose first line the node is shown.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// PEM file of the CAs that the node's certificate may come from: the node is spoken to by TLS
-    /// [default: $TERRACE_CLIENT_TLS_CA].
-    #[arg(long, value_name = "FILE")]
-    pub tls_ca: Option<PathBuf>,
-    /// PEM file of the certificate to show to the node [default: $TERRACE_CLIENT_TLS_CERT].
-    #[arg(long, value_name = "FILE")]
-    pub tls_cert: Option<PathBuf>,
-    /// PEM file of that certificate's private key [default: $TERRACE_CLIENT_TLS_KEY].
-    #[arg(long, value_name = "FILE")]
-    pub tls_key: Option<PathBuf>,
-    /// Host name or address that the node's certificate is for [default: $TERRACE_CLIENT_TLS_NAME,
-    /// else the host of the address].
-    #[arg(long, value_name = "NAME")]
-    pub tls_name: Option<String>,
+    /// Whom to trust, and what to show.
+    #[command(flatten)]
+    pub tls: TlsFiles,
     /// Threads, each with connections of its own. They take requests in turn, and share --iodepth.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: usize,
@@ -130,17 +119,11 @@ impl RemoteOptions {
         let token = file
             .map(|path| read_token("--token-file", path))
             .transpose()?;
-        let tls = TlsFiles {
-            ca: args.tls_ca.clone(),
-            cert: args.tls_cert.clone(),
-            key: args.tls_key.clone(),
-            name: args.tls_name.clone(),
-        };
         Ok(Self {
             address: args.remote.clone().unwrap_or_default(),
             namespace: args.namespace.clone(),
             token: token.unwrap_or_default(),
-            tls: tls.options()?,
+            tls: args.tls.options()?,
             threads: args.threads,
             chain: ChainOptions::default(),
             durable: false,

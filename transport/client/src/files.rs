@@ -29,15 +29,35 @@ struct Given<T> {
 }
 
 /// The files of TLS, as the flags `--tls-ca`, `--tls-cert`, `--tls-key` and `--tls-name` name them.
+/// With the feature `clap` they are these flags.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TlsFiles {
-    /// CAs that the node's certificate may come from, in PEM; else `TERRACE_CLIENT_TLS_CA`.
+    /// PEM file of the CAs that the node's certificate may come from: the node is spoken to by TLS
+    /// [default: $TERRACE_CLIENT_TLS_CA].
+    #[cfg_attr(
+        feature = "clap",
+        arg(id = "tls_ca", long = "tls-ca", value_name = "FILE")
+    )]
     pub ca: Option<PathBuf>,
-    /// The certificate to show, in PEM; else `TERRACE_CLIENT_TLS_CERT`.
+    /// PEM file of the certificate to show to the node [default: $TERRACE_CLIENT_TLS_CERT].
+    #[cfg_attr(
+        feature = "clap",
+        arg(id = "tls_cert", long = "tls-cert", value_name = "FILE")
+    )]
     pub cert: Option<PathBuf>,
-    /// The private key of that, in PEM; else `TERRACE_CLIENT_TLS_KEY`.
+    /// PEM file of that certificate's private key [default: $TERRACE_CLIENT_TLS_KEY].
+    #[cfg_attr(
+        feature = "clap",
+        arg(id = "tls_key", long = "tls-key", value_name = "FILE")
+    )]
     pub key: Option<PathBuf>,
-    /// Host name or address that the node's certificate is for; else `TERRACE_CLIENT_TLS_NAME`.
+    /// Host name or address that the node's certificate is for [default: $TERRACE_CLIENT_TLS_NAME,
+    /// else the host of the address].
+    #[cfg_attr(
+        feature = "clap",
+        arg(id = "tls_name", long = "tls-name", value_name = "NAME")
+    )]
     pub name: Option<String>,
 }
 

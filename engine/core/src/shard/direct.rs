@@ -15,7 +15,6 @@ use terrace_types::checksum::ChecksumStream;
 use terrace_types::{BlockIx, BlockKey, Checksum, Lookup, Tier, UnavailableReason};
 
 use super::Shard;
-use super::flight::Flight;
 use super::get::{GetOptions, LocalPin};
 use super::room::Asker;
 use crate::index::{ERASED, WARM};
@@ -126,7 +125,7 @@ impl Shard {
             shard.end_promotion(block);
             outcome
         });
-        self.begin_promotion(block, &Flight::new(self, read)).await
+        self.begin_promotion(block, read).await
     }
 
     async fn read_into_region(

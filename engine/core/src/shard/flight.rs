@@ -10,7 +10,6 @@
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -120,8 +119,8 @@ impl<T: 'static> Future for Caller<T> {
         let flight = &self.0;
         let read = flight.state.borrow_mut().read.take();
         if let Some(mut read) = read {
-            let mut poll = || read.as_mut().poll(context);
-            match std::panic::catch_unwind(AssertUnwindSafe(&mut poll)) {
+            let poll = AssertUnwindSafe(|| read.as_mut().poll(context));
+            match std::panic::catch_unwind(poll) {
                 Ok(Poll::Pending) => {}
                 Ok(ready) => return ready,
                 Err(panic) => {
@@ -154,29 +153,5 @@ impl<T: 'static> Future for Caller<T> {
 impl<T: 'static> Drop for Caller<T> {
     fn drop(&mut self) {
         Rc::clone(&self.0).leave();
-    }
-}
-
-/// Hashes the numbers of blocks and slots: they are dense, and nobody outside chooses them.
-#[derive(Default)]
-pub(super) struct NumberHasher(u64);
-
-/// For maps whose keys are numbers of blocks and slots.
-pub(super) type ByNumber = BuildHasherDefault<NumberHasher>;
-
-impl Hasher for NumberHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes
-            .iter()
-            .for_each(|byte| self.write_u32(u32::from(*byte)));
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        // The golden ratio spreads neighbours; both ends of a hash are used.
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0 ^ (self.0 >> 32)
     }
 }

@@ -11,6 +11,7 @@ use std::task::{Poll, Waker};
 
 use terrace_nvme::IoBuffer;
 use terrace_nvme::tier::ReadClass;
+use terrace_runtime::LocalFuture;
 use terrace_slab::SlotWriter;
 use terrace_types::{Access, BlockIx, BlockKey, Checksum, UnavailableReason};
 
@@ -103,21 +104,22 @@ impl Shard {
             // Whoever waits may go away before it takes the answer: the pin goes back by itself.
             outcome.map(|found| found.map(|found| shard.local_pin(found)))
         });
-        self.begin_promotion(block, &Flight::new(self, read)).await
+        self.begin_promotion(block, read).await
     }
 
     /// Marks a block as being read, by its caller as long as nobody else waits for it.
     pub(super) fn begin_promotion<T: 'static>(
-        &self,
+        self: &Rc<Self>,
         block: BlockIx,
-        read: &Rc<Flight<T>>,
+        read: LocalFuture<'static, Outcome<T>>,
     ) -> Caller<T> {
-        let under_way: Rc<dyn UnderWay> = read.clone();
+        let flight = Flight::new(self, read);
+        let under_way: Rc<dyn UnderWay> = flight.clone();
         let mut state = self.state.borrow_mut();
         state.index.record_mut(block).flags |= PROMOTING;
         let promotion = state.promotions.entry(block).or_default();
         promotion.read = Some(Rc::downgrade(&under_way));
-        read.caller()
+        flight.caller()
     }
 
     pub(super) async fn read_up(

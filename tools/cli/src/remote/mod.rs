@@ -6,7 +6,6 @@ pub mod get;
 pub mod keys;
 pub mod put;
 pub mod said;
-pub mod tls;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,9 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use terrace_client::blocking::{Client, Namespace};
-use terrace_client::{CallOptions, Cause, ClientConfig, FileError, TlsFault, read_token};
-
-use tls::TlsArgs;
+use terrace_client::{CallOptions, Cause, ClientConfig, FileError, TlsFault, TlsFiles, read_token};
 
 /// Exit code: all is done.
 pub const DONE: u8 = 0;
@@ -49,7 +46,7 @@ pub struct NodeArgs {
     pub token_file: Option<PathBuf>,
     /// TLS to the node.
     #[command(flatten)]
-    pub tls: TlsArgs,
+    pub tls: TlsFiles,
     /// Seconds that one call may take.
     #[arg(long, value_name = "SECONDS", default_value = "30",
           value_parser = clap::value_parser!(u64).range(1..=86400))]

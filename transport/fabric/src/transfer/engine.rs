@@ -204,7 +204,7 @@ impl TransferEngine {
         {
             keys.push((TransportKind::SharedMemory, Vec::new()));
         }
-        for transport in &self.host.transports {
+        for (at, transport) in self.host.transports.iter().enumerate() {
             match transport.register(&region) {
                 Ok(key) => keys.push((transport.kind(), key)),
                 Err(error) if self.config.transports == TransportChoice::Auto => {
@@ -212,6 +212,9 @@ impl TransferEngine {
                     tracing::warn!(%id, %kind, %error, "a region goes without this transport");
                 }
                 Err(error) => {
+                    for taken in &self.host.transports[..at] {
+                        taken.unregister(region.id());
+                    }
                     self.host.regions.remove(region.id());
                     return Err(error);
                 }

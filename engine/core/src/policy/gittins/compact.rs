@@ -1,7 +1,6 @@
 //! Ghosts of 8 bytes, two for each block of the capacity.
 //!
-//! A table of buckets of eight, each in order of coming. A ghost keeps 20 bits of its id, so that
-//! one lookup in a hundred thousand finds another: that spoils a guess and nothing else.
+//! A ghost keeps 20 bits of its id, so that one lookup in a hundred thousand finds another.
 //!
 //! History is worth most where requests end: the next turn of a conversation is known by the last
 //! full block of this one, and blocks before it are known with it. So ends and shared blocks
@@ -10,20 +9,17 @@
 //! unless the end is three times as old.
 //!
 //! **Invariants**
-//! - The ghosts of a bucket are in its first places, the one that came last first; the others are
-//!   zero.
 //! - A ghost names a group that is there.
 
 use bytemuck::Zeroable;
-use terrace_slab::{HugeVec, HugeVecError};
+use terrace_slab::HugeVecError;
 use terrace_types::KeyHash;
 
+use super::buckets::{Buckets, Fields, WAYS, packed};
 use super::facts::{CHILD_IS_TAIL, END, Facts, SHARED, mixed};
 use super::groups::{GroupIx, Groups};
 use super::index::Index;
 
-/// Ghosts in a bucket: a line of the processor's cache.
-const WAYS: usize = 8;
 /// Ghosts for each block.
 const GHOSTS_PER_BLOCK: usize = 2;
 /// Of blocks within, those whose mixed ids have none of these bits are not remembered: one in
@@ -49,9 +45,7 @@ pub(super) const CHILD_MASK: u16 = (1 << CHILD_BITS) - 1;
 
 /// See the module's text.
 pub(super) struct Compact {
-    ghosts: HugeVec<u64>,
-    buckets: usize,
-    count: usize,
+    ghosts: Buckets<TAG_BITS>,
 }
 
 /// A ghost as it lies in the table. Zero is none: every ghost names a group.
@@ -64,25 +58,14 @@ impl Packed {
             | u64::from(facts.has(CHILD_IS_TAIL)) << 1
             | u64::from(facts.has(END)) << 2;
         let turn = facts.turn().min((1 << TURN_BITS) - 1);
-        let fields = [
+        Self(packed([
             (u64::from(facts.group), GROUP_BITS),
             (u64::from(facts.child & CHILD_MASK), CHILD_BITS),
             (turn.into(), TURN_BITS),
             (facts.uses.into(), USES_BITS),
             (flags, FLAG_BITS),
             (tag, TAG_BITS),
-        ];
-        let mut at = 0;
-        let mut bits = 0;
-        for (field, width) in fields {
-            bits |= field << at;
-            at += width;
-        }
-        Self(bits)
-    }
-
-    const fn tag(self) -> u64 {
-        self.0 >> (u64::BITS - TAG_BITS)
+        ]))
     }
 
     const fn group(self) -> GroupIx {
@@ -90,18 +73,13 @@ impl Packed {
     }
 
     fn facts(self) -> Facts {
-        let mut rest = self.0 >> GROUP_BITS;
-        let mut take = |width: u32| {
-            let field = rest & ((1 << width) - 1);
-            rest >>= width;
-            field
-        };
+        let mut fields = Fields(self.0);
         let mut facts = Facts::zeroed();
-        facts.group = self.group();
-        facts.child = take(CHILD_BITS) as u16;
-        facts.set_turn(take(TURN_BITS) as u8);
-        facts.uses = take(USES_BITS) as u8;
-        let flags = take(FLAG_BITS);
+        facts.group = fields.take(GROUP_BITS) as GroupIx;
+        facts.child = fields.take(CHILD_BITS) as u16;
+        facts.set_turn(fields.take(TURN_BITS) as u8);
+        facts.uses = fields.take(USES_BITS) as u8;
+        let flags = fields.take(FLAG_BITS);
         facts.set(SHARED, flags & 1 != 0);
         facts.set(CHILD_IS_TAIL, flags & 2 != 0);
         facts.set(END, flags & 4 != 0);
@@ -117,79 +95,32 @@ pub(super) const fn is_end(facts: Facts) -> bool {
 impl Compact {
     /// No ghosts yet, for up to `blocks_max` blocks and `blocks` now. Takes address space.
     pub(super) fn new(blocks_max: u32, blocks: usize) -> Result<Self, HugeVecError> {
-        let places = GHOSTS_PER_BLOCK * (blocks_max as usize).max(WAYS);
-        let mut ghosts = Self {
-            ghosts: HugeVec::with_capacity(places.next_multiple_of(WAYS))?,
-            buckets: 0,
-            count: 0,
-        };
-        ghosts.set_buckets(blocks);
-        Ok(ghosts)
-    }
-
-    /// The table fits `blocks` blocks. What it held is lost: places depend on its size.
-    fn set_buckets(&mut self, blocks: usize) {
+        let places_max = GHOSTS_PER_BLOCK * (blocks_max as usize).max(WAYS);
         let places = blocks.saturating_mul(GHOSTS_PER_BLOCK);
-        let places = places.min(self.ghosts.capacity());
-        self.buckets = (places / WAYS).max(1);
-        self.ghosts.grow_to(self.buckets * WAYS);
+        let ghosts = Buckets::new(places_max, places)?;
+        Ok(Self { ghosts })
     }
 
     /// The shard holds `blocks` blocks now. Forgets all when that changes the table.
     pub(super) fn set_blocks(&mut self, blocks: usize, groups: &mut Groups) {
-        let buckets = self.buckets;
-        let ghosts = std::mem::take(&mut self.count);
-        self.set_buckets(blocks);
-        if self.buckets == buckets {
-            self.count = ghosts;
-            return;
-        }
-        for place in 0..buckets * WAYS {
-            let ghost = Packed(std::mem::take(&mut self.ghosts[place]));
-            if ghost.0 != 0 {
-                forget(ghost.facts(), groups);
-            }
-        }
-    }
-
-    /// The bucket of an id and what is kept of the id.
-    fn place(&self, id: KeyHash) -> (usize, u64) {
-        let bits = mixed(id);
-        let bucket = (u128::from(bits) * self.buckets as u128) >> u64::BITS;
-        (bucket as usize * WAYS, bits & ((1 << TAG_BITS) - 1))
-    }
-
-    fn find(&self, id: KeyHash) -> Option<usize> {
-        let (bucket, tag) = self.place(id);
-        let ghosts = self.ghosts[bucket..bucket + WAYS].iter();
-        let mut ghosts = ghosts.map(|ghost| Packed(*ghost));
-        let way = ghosts.position(|ghost| ghost.0 != 0 && ghost.tag() == tag)?;
-        Some(bucket + way)
+        let places = blocks.saturating_mul(GHOSTS_PER_BLOCK);
+        let forget = |ghost| forget(Packed(ghost).facts(), groups);
+        self.ghosts.resize(places, forget);
     }
 
     /// What is remembered of `id`.
     pub(super) fn get(&self, id: KeyHash) -> Option<Facts> {
-        self.find(id).map(|at| Packed(self.ghosts[at]).facts())
+        self.ghosts.get(id).map(|ghost| Packed(ghost).facts())
     }
 
     /// Brings the place of `id` near, for a lookup soon.
     pub(super) fn prefetch(&self, id: KeyHash) {
-        self.ghosts.prefetch(self.place(id).0);
+        self.ghosts.prefetch(id);
     }
 
     /// Forgets `id`; what was remembered, which still counts in its group.
     pub(super) fn take(&mut self, id: KeyHash) -> Option<Facts> {
-        let at = self.find(id)?;
-        Some(self.take_at(at).facts())
-    }
-
-    fn take_at(&mut self, at: usize) -> Packed {
-        let end = (at / WAYS + 1) * WAYS;
-        let taken = Packed(self.ghosts[at]);
-        self.ghosts.copy_within(at + 1..end, at);
-        self.ghosts[end - 1] = 0;
-        self.count -= 1;
-        taken
+        self.ghosts.take(id).map(|ghost| Packed(ghost).facts())
     }
 
     /// Remembers `id`, which is not remembered; for it another may be forgotten.
@@ -201,43 +132,22 @@ impl Compact {
         groups: &mut Groups,
         index: &Index,
     ) {
-        let (bucket, tag) = self.place(id);
         if !is_end(facts) && mixed(id) >> TAG_BITS & PASSED_OVER == 0 {
             groups.lose(facts.group);
             return;
         }
-        if self.ghosts[bucket + WAYS - 1] != 0 {
-            let at = self.least_of_use(bucket, now_ms, groups, index);
-            let facts = self.take_at(at).facts();
-            forget(facts, groups);
+        let least = |bucket: &[u64]| least_of_use(bucket, now_ms, groups, index);
+        if let Some(ghost) = self.ghosts.make_room(id, least) {
+            forget(Packed(ghost).facts(), groups);
         }
-        self.ghosts
-            .copy_within(bucket..bucket + WAYS - 1, bucket + 1);
-        self.ghosts[bucket] = Packed::new(tag, facts).0;
-        self.count += 1;
+        self.ghosts.push(id, |tag| Packed::new(tag, facts).0);
         if is_end(facts) {
             groups.remember_end(facts.group);
         }
     }
 
-    /// The place in a full bucket whose ghost is to go.
-    fn least_of_use(&self, bucket: usize, now_ms: u64, groups: &Groups, index: &Index) -> usize {
-        let oldest = |ends: bool| {
-            let mut ways = (0..WAYS).rev();
-            ways.find(|way| is_end(Packed(self.ghosts[bucket + way]).facts()) == ends)
-        };
-        let (Some(end), Some(within)) = (oldest(true), oldest(false)) else {
-            return bucket + WAYS - 1;
-        };
-        let age_ms = |way: usize| groups.age_ms(Packed(self.ghosts[bucket + way]).group(), now_ms);
-        let end_ms = age_ms(end);
-        let keeps_end =
-            end_ms < index.horizon_ms() && end_ms <= age_ms(within).saturating_mul(ENDS_OUTLIVE);
-        bucket + if keeps_end { within } else { end.max(within) }
-    }
-
     pub(super) const fn len(&self) -> usize {
-        self.count
+        self.ghosts.len()
     }
 
     pub(super) const fn bytes(&self) -> u64 {
@@ -247,16 +157,24 @@ impl Compact {
     /// The groups that ghosts name, and how many of each are ends; panics when an invariant is
     /// broken. For tests.
     pub(super) fn check(&self) -> impl Iterator<Item = GroupIx> {
-        let mut count = 0;
-        for bucket in self.ghosts[..self.buckets * WAYS].chunks(WAYS) {
-            let ghosts = bucket.iter().take_while(|ghost| **ghost != 0).count();
-            assert!(bucket[ghosts..].iter().all(|ghost| *ghost == 0), "a gap");
-            count += ghosts;
-        }
-        assert_eq!(count, self.count, "ghosts");
-        let ghosts = self.ghosts.iter().filter(|ghost| **ghost != 0);
-        ghosts.map(|ghost| Packed(*ghost).group())
+        self.ghosts.check().map(|ghost| Packed(ghost).group())
     }
+}
+
+/// Which ghost of a full bucket is to go.
+fn least_of_use(bucket: &[u64], now_ms: u64, groups: &Groups, index: &Index) -> usize {
+    let oldest = |ends: bool| {
+        let mut ways = (0..WAYS).rev();
+        ways.find(|way| is_end(Packed(bucket[*way]).facts()) == ends)
+    };
+    let (Some(end), Some(within)) = (oldest(true), oldest(false)) else {
+        return WAYS - 1;
+    };
+    let age_ms = |way: usize| groups.age_ms(Packed(bucket[way]).group(), now_ms);
+    let end_ms = age_ms(end);
+    let keeps_end =
+        end_ms < index.horizon_ms() && end_ms <= age_ms(within).saturating_mul(ENDS_OUTLIVE);
+    if keeps_end { within } else { end.max(within) }
 }
 
 /// What a ghost that is forgotten leaves behind.
@@ -312,7 +230,7 @@ mod tests {
             facts.set(flags, true);
             let packed = Packed::new((1 << TAG_BITS) - 1, facts);
             assert_eq!(packed.facts(), facts);
-            assert_eq!(packed.tag(), (1 << TAG_BITS) - 1);
+            assert_eq!(Buckets::<TAG_BITS>::tag_of(packed.0), (1 << TAG_BITS) - 1);
         }
     }
 

@@ -6,29 +6,25 @@
 //! block is resident or not, and in every shard, whoever owns it: shards that hear of the same
 //! requests remember the same and judge a chain alike.
 //!
-//! A table of buckets of eight, each in order of use. A milestone keeps 25 bits of its id, so that
-//! one lookup in four million finds another: that spoils a guess and nothing else. When a bucket
-//! is full, the oldest goes; but ends and what requests share count as a sixteenth of their age,
-//! and others that stand for many blocks as a quarter.
+//! A milestone keeps 25 bits of its id, so that one lookup in four million finds another. When a
+//! bucket is full, the oldest goes; but ends and what requests share count as a sixteenth of their
+//! age, and others that stand for many blocks as a quarter.
 //!
 //! Where tiers below may hold blocks, single blocks that are gone are remembered, too. They stand
 //! for none, not even for themselves.
 //!
-//! **Invariants**
-//! - The milestones of a bucket are in its first places, the one used last first; the others are
-//!   zero.
+//! **Invariant**
 //! - A milestone names a group that is there.
 
 use bytemuck::Zeroable;
-use terrace_slab::{HugeVec, HugeVecError};
+use terrace_slab::HugeVecError;
 use terrace_types::KeyHash;
 
+use super::buckets::{Buckets, Fields, WAYS, packed};
 use super::compact::GROUPS_MAX;
-use super::facts::{END, Facts, SHARED, mixed};
+use super::facts::{END, Facts, SHARED};
 use super::groups::{GroupIx, Groups};
 
-/// Milestones in a bucket: a line of the processor's cache.
-const WAYS: usize = 8;
 /// Milestones for each block.
 const PER_BLOCK: usize = 2;
 /// How many there may be at least, in 32 KiB: requests are as long in a small shard as in a
@@ -83,9 +79,7 @@ impl Milestone {
 
 /// See the module's text.
 pub(super) struct Milestones {
-    table: HugeVec<u64>,
-    buckets: usize,
-    count: usize,
+    table: Buckets<TAG_BITS>,
 }
 
 /// A milestone as it lies in the table. Zero is none: every milestone names a group.
@@ -96,28 +90,16 @@ impl Packed {
     fn new(tag: u64, milestone: Milestone) -> Self {
         let facts = milestone.facts;
         let flags = u64::from(facts.has(SHARED)) | u64::from(facts.has(END)) << 1;
-        let fields = [
+        let turn = facts.turn().min((1 << TURN_BITS) - 1);
+        let blocks = milestone.blocks.min((1 << BLOCKS_BITS) - 1);
+        Self(packed([
             (u64::from(facts.group), GROUP_BITS),
-            (
-                milestone.blocks.min((1 << BLOCKS_BITS) - 1).into(),
-                BLOCKS_BITS,
-            ),
-            (facts.turn().min((1 << TURN_BITS) - 1).into(), TURN_BITS),
+            (blocks.into(), BLOCKS_BITS),
+            (turn.into(), TURN_BITS),
             (facts.uses.into(), USES_BITS),
             (flags, FLAG_BITS),
             (tag, TAG_BITS),
-        ];
-        let mut at = 0;
-        let mut bits = 0;
-        for (field, width) in fields {
-            bits |= field << at;
-            at += width;
-        }
-        Self(bits)
-    }
-
-    const fn tag(self) -> u64 {
-        self.0 >> (u64::BITS - TAG_BITS)
+        ]))
     }
 
     const fn group(self) -> GroupIx {
@@ -125,18 +107,13 @@ impl Packed {
     }
 
     fn milestone(self) -> Milestone {
-        let mut rest = self.0 >> GROUP_BITS;
-        let mut take = |width: u32| {
-            let field = rest & ((1 << width) - 1);
-            rest >>= width;
-            field
-        };
-        let blocks = take(BLOCKS_BITS) as u32;
+        let mut fields = Fields(self.0);
         let mut facts = Facts::zeroed();
-        facts.group = self.group();
-        facts.set_turn(take(TURN_BITS) as u8);
-        facts.uses = take(USES_BITS) as u8;
-        let flags = take(FLAG_BITS);
+        facts.group = fields.take(GROUP_BITS) as GroupIx;
+        let blocks = fields.take(BLOCKS_BITS) as u32;
+        facts.set_turn(fields.take(TURN_BITS) as u8);
+        facts.uses = fields.take(USES_BITS) as u8;
+        let flags = fields.take(FLAG_BITS);
         facts.set(SHARED, flags & 1 != 0);
         facts.set(END, flags & 2 != 0);
         Milestone { facts, blocks }
@@ -146,78 +123,30 @@ impl Packed {
 impl Milestones {
     /// None yet, for up to `blocks_max` blocks and `blocks` now. Takes address space.
     pub(super) fn new(blocks_max: u32, blocks: usize) -> Result<Self, HugeVecError> {
-        let places = (PER_BLOCK * blocks_max as usize).max(COUNT_MIN);
-        let mut milestones = Self {
-            table: HugeVec::with_capacity(places.next_multiple_of(WAYS))?,
-            buckets: 0,
-            count: 0,
-        };
-        milestones.set_buckets(blocks);
-        Ok(milestones)
-    }
-
-    /// The table fits `blocks` blocks. What it held is lost: places depend on its size.
-    fn set_buckets(&mut self, blocks: usize) {
-        let places = blocks.saturating_mul(PER_BLOCK).max(COUNT_MIN);
-        self.buckets = places.min(self.table.capacity()) / WAYS;
-        self.table.grow_to(self.buckets * WAYS);
+        let table = Buckets::new(places_for(blocks_max as usize), places_for(blocks))?;
+        Ok(Self { table })
     }
 
     /// The shard holds `blocks` blocks now. Forgets all when that changes the table.
     pub(super) fn set_blocks(&mut self, blocks: usize, groups: &mut Groups) {
-        let before = self.buckets;
-        self.set_buckets(blocks);
-        if self.buckets == before {
-            return;
-        }
-        self.count = 0;
-        for place in 0..before * WAYS {
-            let forgotten = Packed(std::mem::take(&mut self.table[place]));
-            if forgotten.0 != 0 {
-                let Milestone { facts, blocks } = forgotten.milestone();
-                groups.leave_milestone(facts.group, blocks);
-            }
-        }
-    }
-
-    /// The bucket of an id and what is kept of the id.
-    fn place(&self, id: KeyHash) -> (usize, u64) {
-        let bits = mixed(id);
-        let bucket = (u128::from(bits) * self.buckets as u128) >> u64::BITS;
-        (bucket as usize * WAYS, bits & ((1 << TAG_BITS) - 1))
-    }
-
-    fn find(&self, id: KeyHash) -> Option<usize> {
-        let (bucket, tag) = self.place(id);
-        let ways = self.table[bucket..bucket + WAYS].iter();
-        let mut ways = ways.map(|milestone| Packed(*milestone));
-        let way = ways.position(|milestone| milestone.0 != 0 && milestone.tag() == tag)?;
-        Some(bucket + way)
+        self.table.resize(places_for(blocks), |forgotten| {
+            leave(Packed(forgotten).milestone(), groups);
+        });
     }
 
     /// What is remembered of `id`, as a milestone or by itself.
     pub(super) fn get(&self, id: KeyHash) -> Option<Milestone> {
-        self.find(id).map(|at| Packed(self.table[at]).milestone())
+        self.table.get(id).map(|it| Packed(it).milestone())
     }
 
     /// Brings the place of `id` near, for a lookup soon.
     pub(super) fn prefetch(&self, id: KeyHash) {
-        self.table.prefetch(self.place(id).0);
+        self.table.prefetch(id);
     }
 
     /// Forgets `id`; what was remembered, which still counts in its group.
     pub(super) fn take(&mut self, id: KeyHash) -> Option<Milestone> {
-        let at = self.find(id)?;
-        Some(self.take_at(at))
-    }
-
-    fn take_at(&mut self, at: usize) -> Milestone {
-        let end = (at / WAYS + 1) * WAYS;
-        let taken = Packed(self.table[at]);
-        self.table.copy_within(at + 1..end, at);
-        self.table[end - 1] = 0;
-        self.count -= 1;
-        taken.milestone()
+        self.table.take(id).map(|it| Packed(it).milestone())
     }
 
     /// Remembers `id`, which is not remembered and counts in its group; for it another may be
@@ -229,38 +158,16 @@ impl Milestones {
         now_ms: u64,
         groups: &mut Groups,
     ) {
-        let (bucket, tag) = self.place(id);
-        if self.table[bucket + WAYS - 1] != 0 {
-            let forgotten = self.take_at(self.least_of_use(bucket, now_ms, groups));
-            groups.leave_milestone(forgotten.facts.group, forgotten.blocks);
+        let least = |bucket: &[u64]| least_of_use(bucket, now_ms, groups);
+        if let Some(forgotten) = self.table.make_room(id, least) {
+            leave(Packed(forgotten).milestone(), groups);
         }
-        self.table
-            .copy_within(bucket..bucket + WAYS - 1, bucket + 1);
-        self.table[bucket] = Packed::new(tag, milestone).0;
-        self.count += 1;
-    }
-
-    /// The place in a full bucket whose milestone is to go: of the oldest of each kind, the one
-    /// that is the oldest for its kind.
-    fn least_of_use(&self, bucket: usize, now_ms: u64, groups: &Groups) -> usize {
-        let mut oldest = [None; OUTLIVE.len()];
-        for way in 0..WAYS {
-            let packed = Packed(self.table[bucket + way]);
-            oldest[packed.milestone().kind()] = Some((way, packed.group()));
-        }
-        let longest = OUTLIVE[OUTLIVE.len() - 1];
-        let ages = oldest.iter().zip(OUTLIVE).filter_map(|(oldest, outlive)| {
-            let (way, group) = (*oldest)?;
-            let age_ms = groups.age_ms(group, now_ms).saturating_add(1);
-            Some((age_ms.saturating_mul(longest / outlive), way))
-        });
-        let oldest = ages.max().map_or(WAYS - 1, |(_, way)| way);
-        bucket + oldest
+        self.table.push(id, |tag| Packed::new(tag, milestone).0);
     }
 
     /// Count of milestones.
     pub(super) const fn len(&self) -> usize {
-        self.count
+        self.table.len()
     }
 
     /// Bytes in use.
@@ -288,15 +195,37 @@ impl Milestones {
 
     /// The groups that blocks by themselves name; panics when an invariant is broken. For tests.
     pub(super) fn check(&self) -> Vec<GroupIx> {
-        for bucket in self.table[..self.buckets * WAYS].chunks(WAYS) {
-            let count = bucket.iter().take_while(|way| **way != 0).count();
-            assert!(bucket[count..].iter().all(|way| *way == 0), "a gap");
-        }
-        let all = self.table.iter().filter(|way| **way != 0);
-        let all = all.map(|way| Packed(*way).milestone());
+        let all = self.table.check().map(|it| Packed(it).milestone());
         let by_itself = all.filter(|it| it.blocks == 0);
         by_itself.map(|it| it.facts.group).collect()
     }
+}
+
+/// Places of a table for so many blocks.
+fn places_for(blocks: usize) -> usize {
+    blocks.saturating_mul(PER_BLOCK).max(COUNT_MIN)
+}
+
+/// A milestone that is forgotten names its group no longer.
+fn leave(forgotten: Milestone, groups: &mut Groups) {
+    groups.leave_milestone(forgotten.facts.group, forgotten.blocks);
+}
+
+/// Which milestone of a full bucket is to go: of the oldest of each kind, the one that is the
+/// oldest for its kind.
+fn least_of_use(bucket: &[u64], now_ms: u64, groups: &Groups) -> usize {
+    let mut oldest = [None; OUTLIVE.len()];
+    for (way, entry) in bucket.iter().enumerate() {
+        let packed = Packed(*entry);
+        oldest[packed.milestone().kind()] = Some((way, packed.group()));
+    }
+    let longest = OUTLIVE[OUTLIVE.len() - 1];
+    let ages = oldest.iter().zip(OUTLIVE).filter_map(|(oldest, outlive)| {
+        let (way, group) = (*oldest)?;
+        let age_ms = groups.age_ms(group, now_ms).saturating_add(1);
+        Some((age_ms.saturating_mul(longest / outlive), way))
+    });
+    ages.max().map_or(WAYS - 1, |(_, way)| way)
 }
 
 #[cfg(test)]
@@ -319,7 +248,7 @@ mod tests {
 
     /// Ids of the first bucket.
     fn ids(table: &Milestones) -> std::vec::IntoIter<KeyHash> {
-        let ids = (0..).map(KeyHash).filter(|id| table.place(*id).0 == 0);
+        let ids = (0..).map(KeyHash).filter(|id| table.table.is_first(*id));
         Vec::from_iter(ids.take(WAYS + 4)).into_iter()
     }
 
@@ -341,7 +270,7 @@ mod tests {
             let blocks = 16;
             let packed = Packed::new((1 << TAG_BITS) - 1, Milestone { facts, blocks });
             assert_eq!(packed.milestone(), Milestone { facts, blocks });
-            assert_eq!(packed.tag(), (1 << TAG_BITS) - 1);
+            assert_eq!(Buckets::<TAG_BITS>::tag_of(packed.0), (1 << TAG_BITS) - 1);
         }
     }
 

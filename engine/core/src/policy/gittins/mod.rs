@@ -27,6 +27,7 @@
 //!   request under way.
 
 mod below;
+mod buckets;
 mod compact;
 mod facts;
 mod groups;
