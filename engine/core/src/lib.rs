@@ -39,7 +39,7 @@ pub use error::Error;
 pub use events::{Event, EventFilter, EventKind, EventStream};
 pub use index::IndexBytes;
 pub use shard::{
-    BlockFacts, Descriptor, Durability, GetOptions, Lease, LeaseId, ListedBlock, LocalPin,
+    BlockFacts, Descriptor, Durability, Fence, GetOptions, Lease, LeaseId, ListedBlock, LocalPin,
     PersistReport, Placement, PolicyFactory, PrefetchReport, PutOptions, RecoveryReport,
     Reservation, Shard, TryGet, WholeChain,
 };

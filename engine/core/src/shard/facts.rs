@@ -61,8 +61,7 @@ impl Shard {
                 in_dram,
                 on_nvme: record.below().is_some(),
                 pinned: record.pins > 0,
-                leased: record.pins > 0
-                    && state.leases.values().any(|(leased, _)| *leased == block),
+                leased: record.pins > 0 && state.leases.holds(block),
             },
         }
     }

@@ -41,7 +41,7 @@ mod tenants;
 mod way_down;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -67,7 +67,8 @@ pub use announce::WholeChain;
 pub(crate) use direct::Direct;
 pub use facts::BlockFacts;
 pub use get::{GetOptions, LocalPin, Placement, TryGet};
-pub use lease::{Descriptor, Lease, LeaseId};
+use lease::Leases;
+pub use lease::{Descriptor, Fence, Lease, LeaseId};
 pub use list::ListedBlock;
 use numbers::ByNumber;
 pub use persist::PersistReport;
@@ -166,8 +167,7 @@ struct State {
     pinned_bytes_max: u64,
     ticks: u64,
     heat_shift: u32,
-    leases: BTreeMap<LeaseId, (BlockIx, Nanos)>,
-    lease_next: u64,
+    leases: Leases,
     sinks: Vec<EventSink>,
     event_sequence: u64,
     promotions: HashMap<BlockIx, promote::Promotion, ByNumber>,
@@ -483,8 +483,7 @@ impl State {
             pinned_bytes_max,
             ticks: 0,
             heat_shift: (expected / 16).max(1).ilog2(),
-            leases: BTreeMap::new(),
-            lease_next: 1,
+            leases: Leases::default(),
             sinks: Vec::new(),
             event_sequence: 0,
             promotions: HashMap::default(),
@@ -577,6 +576,8 @@ mod cut_world;
 mod degrade_tests;
 #[cfg(test)]
 mod fairness_tests;
+#[cfg(test)]
+mod lease_tests;
 #[cfg(test)]
 mod log_lines;
 #[cfg(test)]
