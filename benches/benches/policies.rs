@@ -1,5 +1,6 @@
 //! Cost of a hit, of an eviction with its insert, and of a block of announced chains, on each
-//! policy alone; and the longest that one of these chains took.
+//! policy alone; and the longest that one of these chains takes: each is run five times, and its
+//! shortest time counts, as a machine that takes the thread away is no stall of the policy's.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a benchmark prints its result")]
@@ -24,12 +25,16 @@ fn main() {
         let churn = median(5, || {
             policy_churn(policy, 1_000_000, 5_000_000).expect("known")
         });
-        let mut longest_ns = 0.0;
-        let chains = median(3, || {
-            let (chains, longest) = policy_chains(policy, 1_000_000, 400_000).expect("known");
-            longest_ns = longest;
+        let mut shortest: Vec<f64> = Vec::new();
+        let chains = median(5, || {
+            let (chains, times) = policy_chains(policy, 1_000_000, 400_000).expect("known");
+            shortest.resize(times.len(), f64::INFINITY);
+            for (known, time) in shortest.iter_mut().zip(times) {
+                *known = known.min(time);
+            }
             chains
         });
+        let longest_ns = shortest.into_iter().fold(0.0, f64::max);
         println!(
             "{policy:<16} {:>8.1} {:>16.1} {:>14.1} {:>14.1}",
             hits.ns,

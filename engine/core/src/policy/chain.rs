@@ -66,6 +66,12 @@ impl Chain {
         })
     }
 
+    /// Asks the processor for what is known of a block.
+    pub(super) fn prefetch(&self, block: BlockIx) {
+        self.above.prefetch(block.0 as usize);
+        self.below.prefetch(block.0 as usize);
+    }
+
     /// Takes in a block that is not known, as a leaf with mark zero below `parent`, which is
     /// known. The mark that `parent` had as a leaf is lost.
     pub(super) fn insert(&mut self, block: BlockIx, parent: Option<BlockIx>) {

@@ -24,7 +24,7 @@ pub(super) struct Buckets<const TAG_BITS: u32> {
 }
 
 impl<const TAG_BITS: u32> Buckets<TAG_BITS> {
-    /// None yet, for up to `places_max` entries and `places` now. Takes address space.
+    /// None yet, for up to `places_max` entries and `places` now, whose memory is taken at once.
     pub(super) fn new(places_max: usize, places: usize) -> Result<Self, HugeVecError> {
         let mut table = Self {
             entries: HugeVec::with_capacity(places_max.next_multiple_of(WAYS))?,
@@ -38,6 +38,7 @@ impl<const TAG_BITS: u32> Buckets<TAG_BITS> {
     fn set_places(&mut self, places: usize) {
         self.buckets = (places.min(self.entries.capacity()) / WAYS).max(1);
         self.entries.grow_to(self.buckets * WAYS);
+        self.entries.populate();
     }
 
     /// Makes room for `places` entries. When that changes the table, what it held goes to

@@ -5,15 +5,14 @@
 //! later requests for a span of time that doubles and halves with the count.
 //!
 //! A group grows older from bin to bin of age. The groups of one category and bin are a cell; it
-//! holds those that have leaves in a pairing heap by number (Fredman, Sedgewick, Sleator and
-//! Tarjan 1986), and a tournament over the cells knows the one of least worth.
+//! knows those that have leaves by number, and a tournament over the cells the one of least worth.
 //!
 //! **Invariants**
 //! - A group is there as long as a known block names it: `alive` counts these, and `gone` more
 //!   that are forgotten but belong to the ends that are remembered, see [`Groups::lose`]. Where
 //!   there are milestones, `gone` counts the blocks that they stand for, and these alone teach.
 //! - Numbers, and the times of groups, never fall; each bin lists its groups by number.
-//! - A group is in the heap of its cell exactly when it has leaves. They are a list: the next
+//! - A group is in the list or the heap of its cell exactly when it has leaves. They are a list: the next
 //!   leaf plus one is the leaf's mark, and the one before is in an array of its own.
 
 use bytemuck::Zeroable;
@@ -21,20 +20,21 @@ use terrace_slab::{HugeVec, HugeVecError};
 use terrace_types::BlockIx;
 
 use super::super::chain::Chain;
+use super::cells::Cell;
 use super::index::{BINS, CATEGORIES, EDGES_MS, Index};
 
 /// Count of cells.
 const CELLS: usize = CATEGORIES * BINS;
 /// Places of the tournament: cells in order, and some that stay empty.
-const PLACES: usize = CELLS.next_power_of_two();
+pub(super) const PLACES: usize = CELLS.next_power_of_two();
 
 /// A group: its place in the array plus one. Zero is none.
 pub(super) type GroupIx = u32;
 
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C)]
-struct Group {
-    number: u64,
+pub(super) struct Group {
+    pub(super) number: u64,
     time_ms: u64,
     alive: u32,
     /// Blocks that others stand for, and ends remembered that do.
@@ -44,13 +44,16 @@ struct Group {
     older: GroupIx,
     newer: GroupIx,
     /// The first leaf plus one.
-    leaf: u32,
-    /// In the heap: its first child, its next sibling, and its parent or sibling before.
-    child: GroupIx,
-    next: GroupIx,
-    before: GroupIx,
+    pub(super) leaf: u32,
+    /// In its cell: in the list those before and after it; in the heap the children, of which the
+    /// left one has no less rank, and the parent.
+    pub(super) left: GroupIx,
+    pub(super) right: GroupIx,
+    pub(super) parent: GroupIx,
     category: u8,
     bin: u8,
+    /// In the heap one more than the right child's; zero in the list.
+    pub(super) rank: u8,
 }
 
 /// See the module's text.
@@ -68,12 +71,11 @@ pub(super) struct Groups {
     number: u64,
     /// The oldest and the newest group of each bin.
     bins: [[GroupIx; 2]; BINS],
-    /// The first group of each cell's heap.
-    roots: Box<[GroupIx; CELLS]>,
+    pub(super) cells: Box<[Cell; CELLS]>,
     /// The worth of each cell that is not empty, infinity for others.
-    worths: Box<[f64; PLACES]>,
+    pub(super) worths: Box<[f64; PLACES]>,
     /// The cell of least worth below each inner place of the tournament; from 1 on.
-    winners: Box<[u16; PLACES]>,
+    pub(super) winners: Box<[u16; PLACES]>,
 }
 
 /// A leaf and where it is.
@@ -128,7 +130,7 @@ impl Groups {
             unused: 0,
             number: 0,
             bins: [[0; 2]; BINS],
-            roots: Box::new([0; CELLS]),
+            cells: Box::new([Cell::default(); CELLS]),
             worths: Box::new([f64::INFINITY; PLACES]),
             winners: Box::new([0; PLACES]),
         };
@@ -162,11 +164,11 @@ impl Groups {
         })
     }
 
-    fn at(&self, group: GroupIx) -> &Group {
+    pub(super) fn at(&self, group: GroupIx) -> &Group {
         &self.groups[group as usize - 1]
     }
 
-    fn at_mut(&mut self, group: GroupIx) -> &mut Group {
+    pub(super) fn at_mut(&mut self, group: GroupIx) -> &mut Group {
         &mut self.groups[group as usize - 1]
     }
 
@@ -402,18 +404,18 @@ impl Groups {
     /// The leaf of least worth: the first of the oldest group in the cell of least worth.
     pub(super) fn least(&self) -> Option<Least> {
         let cell = usize::from(self.winners[1]);
-        let root = self.roots[cell];
-        (root != 0).then(|| Least {
+        let first = self.first_in(cell);
+        (first != 0).then(|| Least {
             worth: self.worths[cell],
-            leaf: BlockIx(self.at(root).leaf - 1),
+            leaf: BlockIx(self.at(first).leaf - 1),
         })
     }
 
     /// The index was worked out anew.
     pub(super) fn weigh(&mut self, index: &Index) {
-        for (cell, root) in self.roots.iter().enumerate() {
-            if *root != 0 {
-                self.worths[cell] = index.worth(cell / BINS, cell % BINS);
+        for (at, cell) in self.cells.iter().enumerate() {
+            if !cell.is_empty() {
+                self.worths[at] = index.worth(at / BINS, at % BINS);
             }
         }
         (1..PLACES).rev().for_each(|place| self.play(place));
@@ -423,7 +425,7 @@ impl Groups {
     pub(super) fn weigh_category(&mut self, category: usize, index: &Index) {
         for bin in 0..BINS {
             let cell = category * BINS + bin;
-            if self.roots[cell] != 0 {
+            if !self.cells[cell].is_empty() {
                 self.worths[cell] = index.worth(category, bin);
                 self.replay(cell);
             }
@@ -482,31 +484,7 @@ impl Groups {
 
     /// Panics when an invariant is broken; for tests.
     pub(super) fn check(&self, chain: &Chain) {
-        let mut in_cells = 0;
-        for (cell, &root) in self.roots.iter().enumerate() {
-            let mut next = vec![(0, root)];
-            while let Some((before, group)) = next.pop().filter(|(_, group)| *group != 0) {
-                let fields = self.at(group);
-                assert_eq!(self.cell_of(group), cell, "cell of a group");
-                assert_eq!(fields.before, before, "what is before a group in the heap");
-                assert_ne!(fields.leaf, 0, "a group in a heap has leaves");
-                in_cells += 1;
-                for below in [fields.child, fields.next] {
-                    if below != 0 {
-                        next.push((group, below));
-                    }
-                }
-                let child = Some(fields.child).filter(|child| *child != 0);
-                let children = std::iter::successors(child, |child| {
-                    Some(self.at(*child).next).filter(|next| *next != 0)
-                });
-                for child in children {
-                    assert!(self.number(child) > fields.number, "order in a heap");
-                }
-            }
-            let worth = self.worths[cell];
-            assert_eq!(root == 0, worth == f64::INFINITY, "worth of a cell");
-        }
+        let in_cells = self.check_cells();
         let mut with_leaves = 0;
         for (bin, [oldest, newest]) in self.bins.iter().enumerate() {
             let groups = Vec::from_iter(self.newer_from(*oldest));
@@ -538,119 +516,5 @@ impl Groups {
         std::iter::successors(Some(group).filter(is_group), move |group| {
             Some(self.at(*group).newer).filter(is_group)
         })
-    }
-
-    fn cell_of(&self, group: GroupIx) -> usize {
-        self.category(group) * BINS + self.bin(group)
-    }
-
-    fn enter_cell(&mut self, group: GroupIx, index: &Index) {
-        let cell = self.cell_of(group);
-        let root = self.roots[cell];
-        self.roots[cell] = self.meld(root, group);
-        if root == 0 {
-            self.worths[cell] = index.worth(cell / BINS, cell % BINS);
-            self.replay(cell);
-        }
-    }
-
-    fn leave_cell(&mut self, group: GroupIx) {
-        let cell = self.cell_of(group);
-        let Group {
-            child,
-            next,
-            before,
-            ..
-        } = *self.at(group);
-        let rest = self.meld_all(child);
-        self.roots[cell] = if before == 0 {
-            rest
-        } else {
-            if self.at(before).child == group {
-                self.at_mut(before).child = next;
-            } else {
-                self.at_mut(before).next = next;
-            }
-            if next != 0 {
-                self.at_mut(next).before = before;
-            }
-            self.meld(self.roots[cell], rest)
-        };
-        let fields = self.at_mut(group);
-        (fields.child, fields.next, fields.before) = (0, 0, 0);
-        if self.roots[cell] == 0 {
-            self.worths[cell] = f64::INFINITY;
-            self.replay(cell);
-        }
-    }
-
-    /// One heap of two, each given by its first group, which has no siblings; or none.
-    fn meld(&mut self, left: GroupIx, right: GroupIx) -> GroupIx {
-        if left == 0 || right == 0 {
-            return left.max(right);
-        }
-        let (first, second) = if self.number(left) < self.number(right) {
-            (left, right)
-        } else {
-            (right, left)
-        };
-        let child = std::mem::replace(&mut self.at_mut(first).child, second);
-        let fields = self.at_mut(second);
-        (fields.next, fields.before) = (child, first);
-        if child != 0 {
-            self.at_mut(child).before = second;
-        }
-        first
-    }
-
-    /// One heap of all siblings from this one on: in pairs, and the pairs from the last on.
-    fn meld_all(&mut self, mut sibling: GroupIx) -> GroupIx {
-        let mut pairs = 0;
-        while sibling != 0 {
-            let second = self.take_sibling(sibling);
-            let after = if second == 0 {
-                0
-            } else {
-                self.take_sibling(second)
-            };
-            let pair = self.meld(sibling, second);
-            self.at_mut(pair).next = pairs;
-            pairs = pair;
-            sibling = after;
-        }
-        let mut heap = 0;
-        while pairs != 0 {
-            let next = self.take_sibling(pairs);
-            heap = self.meld(heap, pairs);
-            pairs = next;
-        }
-        heap
-    }
-
-    /// Parts a group from its parent and siblings; the next of these.
-    fn take_sibling(&mut self, group: GroupIx) -> GroupIx {
-        let fields = self.at_mut(group);
-        fields.before = 0;
-        std::mem::take(&mut fields.next)
-    }
-
-    /// Decides anew above a cell.
-    fn replay(&mut self, cell: usize) {
-        let mut place = (PLACES + cell) / 2;
-        while place > 0 {
-            self.play(place);
-            place /= 2;
-        }
-    }
-
-    /// The cell of less worth of the two below a place; of equal ones the first.
-    fn play(&mut self, place: usize) {
-        let below = |place: usize| match place.checked_sub(PLACES) {
-            Some(cell) => cell,
-            None => self.winners[place].into(),
-        };
-        let (left, right) = (below(2 * place), below(2 * place + 1));
-        let is_right = self.worths[right] < self.worths[left];
-        self.winners[place] = if is_right { right } else { left } as u16;
     }
 }

@@ -62,7 +62,14 @@ const CLASS_WEIGHT: f64 = 300.0;
 const NEWS_SHARE: f64 = 1.0 / 64.0;
 /// Classes of categories: last blocks, shared blocks, all others.
 const CLASSES: usize = 3;
-const CLASS_BEGINS: [usize; CLASSES + 1] = [0, 1, 6, CATEGORIES];
+
+const fn class_of(category: usize) -> usize {
+    match category {
+        0 => 0,
+        1..=5 => 1,
+        _ => 2,
+    }
+}
 
 /// The age by which this share of the uses seen have come is the horizon.
 const HORIZON_SHARE: f64 = 0.95;
@@ -103,6 +110,8 @@ pub(super) enum Prior {
 pub(super) struct Index {
     prior: Prior,
     counts: Box<[Counts; CATEGORIES]>,
+    /// The sums of the categories of each class, and of all.
+    classes: [Counts; CLASSES],
     pooled: Counts,
     chances: Box<[Row; CATEGORIES]>,
     worths: Box<[Row; CATEGORIES]>,
@@ -125,6 +134,7 @@ impl Index {
         let mut index = Self {
             prior,
             counts: Box::new([EMPTY; CATEGORIES]),
+            classes: [EMPTY; CLASSES],
             pooled: EMPTY,
             chances: Box::new([[0.0; BINS]; CATEGORIES]),
             worths: Box::new([[0.0; BINS]; CATEGORIES]),
@@ -160,6 +170,7 @@ impl Index {
     /// `blocks` of `category` were used again at an age in `bin`.
     pub(super) fn use_again(&mut self, category: usize, bin: usize, blocks: u32) {
         self.counts[category].used[bin] += f64::from(blocks);
+        self.classes[class_of(category)].used[bin] += f64::from(blocks);
         self.pooled.used[bin] += f64::from(blocks);
         self.learn(category, blocks);
     }
@@ -167,6 +178,7 @@ impl Index {
     /// `blocks` of `category` came to be as old as `bin`.
     pub(super) fn age(&mut self, category: usize, bin: usize, blocks: u32) {
         self.counts[category].at_risk[bin] += f64::from(blocks);
+        self.classes[class_of(category)].at_risk[bin] += f64::from(blocks);
         self.pooled.at_risk[bin] += f64::from(blocks);
         self.learn(category, blocks);
     }
@@ -179,7 +191,8 @@ impl Index {
     /// What was learned so far counts half from here on.
     pub(super) fn halve(&mut self) {
         self.seen.iter_mut().for_each(|seen| *seen *= 0.5);
-        for counts in self.counts.iter_mut().chain([&mut self.pooled]) {
+        let sums = self.classes.iter_mut().chain([&mut self.pooled]);
+        for counts in self.counts.iter_mut().chain(sums) {
             let fields = counts.used.iter_mut().chain(&mut counts.at_risk);
             fields.for_each(|count| *count *= 0.5);
         }
@@ -226,12 +239,7 @@ impl Index {
 
     fn weigh_category(&mut self, category: usize) {
         let counts = &self.counts[category];
-        let class = CLASS_BEGINS
-            .iter()
-            .skip(2)
-            .filter(|begin| category >= **begin)
-            .count();
-        let class = if category == 0 { 0 } else { class + 1 };
+        let class = class_of(category);
         self.has_learned[category] = false;
         self.seen[category] += std::mem::take(&mut self.news[category]);
         let (chances, rates) = match self.prior {
@@ -267,10 +275,7 @@ impl Index {
             return;
         }
         for (class, chances) in self.class_chances.iter_mut().enumerate() {
-            let mut sum = EMPTY;
-            for counts in &self.counts[CLASS_BEGINS[class]..CLASS_BEGINS[class + 1]] {
-                sum.add(counts);
-            }
+            let sum = &self.classes[class];
             let scale = sum.scale(&common, 1.0);
             for (bin, chance) in chances.iter_mut().enumerate() {
                 let assumed = CLASS_WEIGHT * CHANCE_MAX.0.min(scale * common[bin]);
@@ -321,6 +326,9 @@ impl Index {
                     .next()
                     .filter(|count| (0.0..=COUNT_MAX).contains(count))?;
             }
+        }
+        for (category, counts) in index.counts.iter().enumerate() {
+            index.classes[class_of(category)].add(counts);
         }
         index.weigh();
         Some(index)

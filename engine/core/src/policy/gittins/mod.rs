@@ -28,6 +28,7 @@
 
 mod below;
 mod buckets;
+mod cells;
 mod compact;
 mod facts;
 mod groups;

@@ -183,7 +183,7 @@ impl Gittins {
         let count = self.current.request.steps().len();
         let stands_for_chain = self.history.stands_for_chain();
         let (mut known, mut tip) = (0, None);
-        self.prefetch_missed();
+        self.prefetch_steps();
         for at in 0..count {
             let Step { block, .. } = self.current.request.steps()[at];
             let place = match block {
@@ -208,11 +208,17 @@ impl Gittins {
         (known, tip)
     }
 
-    /// Lookups of many blocks wait for memory at the same time.
-    fn prefetch_missed(&self) {
-        let steps = self.current.request.steps().iter();
-        let missed = steps.filter(|step| step.block.is_none());
-        missed.for_each(|step| self.history.prefetch(step.id));
+    /// Looks at many blocks wait for memory at the same time.
+    pub(super) fn prefetch_steps(&self) {
+        for step in self.current.request.steps() {
+            match step.block {
+                None => self.history.prefetch(step.id),
+                Some(block) => {
+                    self.facts.prefetch(block.0 as usize);
+                    self.chain.prefetch(block);
+                }
+            }
+        }
     }
 
     /// Blocks of which nothing is known begin anew; those before a known one are taken for like it.

@@ -65,6 +65,7 @@ impl Trail {
 impl Gittins {
     /// Learns from the request under way and uses its blocks.
     pub(super) fn settle_by_milestones(&mut self) {
+        self.prefetch_steps();
         self.place_steps();
         self.find_milestones();
         self.judge_request();
