@@ -28,6 +28,7 @@ mod request;
 mod shm;
 mod table;
 mod tcp;
+mod ticket;
 mod topology;
 mod transport;
 #[expect(unsafe_code, reason = "gives the kernel addresses of regions")]
@@ -43,6 +44,7 @@ pub use peer::{Peer, Transfer};
 pub use region::{Access, Region, RegionId, RegionPin, RemoteRegion};
 pub use request::{BatchOptions, Expected, LocalPart, Priority, RemotePart, Request};
 pub use shm::Lease;
+pub use ticket::{Admission, Ticket};
 pub use topology::Topology;
 pub use transport::{
     Ask, Ended, Interest, Operation, Rail, RailLink, Session, Slice, SliceId, Transport,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::error::RailError;
 use super::limits::MESSAGE_LEN_MAX;
 use super::tcp::{UNKNOWN_TOKEN, connect, timed_out};
+use super::ticket::Ticket;
 use super::transport::{Ask, TransportKind};
 use super::wire::{MESSAGE_HEAD_LEN, MessageHead, MessageKind, Purpose, Token};
 
@@ -24,20 +25,28 @@ struct Connection {
 pub(super) struct Control {
     addresses: Vec<SocketAddr>,
     timeout: Duration,
+    /// What the first hello shows: a ticket, or zeros.
+    first_token: Token,
     connection: Mutex<Connection>,
 }
 
 impl Control {
     /// A connection to be made to one of `addresses`, on which nothing takes longer than
-    /// `timeout`.
-    pub(super) fn new(addresses: Vec<SocketAddr>, timeout: Duration) -> Self {
+    /// `timeout`, with a ticket where one is needed.
+    pub(super) fn new(
+        addresses: Vec<SocketAddr>,
+        timeout: Duration,
+        ticket: Option<&Ticket>,
+    ) -> Self {
+        let first_token = ticket.map_or([0; 16], Ticket::bytes);
         let connection = Connection {
             stream: None,
-            token: [0; 16],
+            token: first_token,
         };
         Self {
             addresses,
             timeout,
+            first_token,
             connection: Mutex::new(connection),
         }
     }
@@ -80,7 +89,7 @@ impl Control {
         for &address in &self.addresses {
             let mut outcome = connect(address, Purpose::Control, connection.token, self.timeout);
             if matches!(outcome, Err(RailError::Refused(what)) if what == UNKNOWN_TOKEN) {
-                outcome = connect(address, Purpose::Control, [0; 16], self.timeout);
+                outcome = connect(address, Purpose::Control, self.first_token, self.timeout);
             }
             match outcome {
                 Ok((stream, token)) => {

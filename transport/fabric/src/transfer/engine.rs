@@ -19,6 +19,7 @@ use super::region::{Access, Region, RegionId};
 use super::shm::SharedPeer;
 use super::shm::host::SharedHost;
 use super::tcp::TcpRail;
+use super::ticket::{Admission, Ticket};
 use super::topology::Topology;
 use super::transport::{Rail, Transport, TransportKind};
 
@@ -49,6 +50,8 @@ impl TransportChoice {
 pub struct EngineConfig {
     /// Addresses to listen at; several for several rails. Empty: nobody can open this engine.
     pub listen: Vec<SocketAddr>,
+    /// Who may open it.
+    pub admission: Admission,
     /// How peers are reached.
     pub transports: TransportChoice,
     /// Bytes of a slice at most: from 4 KiB to [`SLICE_LEN_MAX`].
@@ -69,6 +72,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
+            admission: Admission::Anyone,
             transports: TransportChoice::Auto,
             slice_len: 256 << 10,
             stall_timeout: Duration::from_secs(2),
@@ -145,10 +149,12 @@ impl TransferEngine {
         let allowed = |of: &Arc<dyn Transport>| config.transports.allows(of.kind());
         let transports = transports.into_iter().filter(allowed).collect();
         let is_shared = config.transports.allows(TransportKind::SharedMemory);
-        let is_served = is_shared && !config.listen.is_empty();
+        // What an opener has mapped cannot be taken from it again.
+        let is_served =
+            is_shared && !config.listen.is_empty() && config.admission == Admission::Anyone;
         let shared = is_served.then(SharedHost::new).transpose()?;
         let mut engine = Self {
-            host: Arc::new(Host::new(transports, shared)),
+            host: Arc::new(Host::new(transports, shared, config.admission)),
             listening: Vec::new(),
             shared_thread: None,
             addresses: Vec::new(),
@@ -268,11 +274,51 @@ impl TransferEngine {
         self.host.notification(timeout)
     }
 
+    /// A ticket for one opener, where they have to be invited. It may open this engine again after
+    /// it has left, until the ticket is taken back by [`TransferEngine::expel`].
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn invite(&self) -> Result<Ticket, TransferError> {
+        self.host.invite()
+    }
+
+    /// Takes a ticket back and sends its opener away: its connections and queue pairs are ended.
+    /// When this returns `Ok`, nothing of that opener touches memory of this engine, and it
+    /// cannot come back. Of a ticket that is not known there is nothing to end.
+    ///
+    /// # Errors
+    /// [`TransferError::StillServed`] when connections are still in use after `timeout`; nobody
+    /// can come back all the same, and this can be tried again.
+    pub fn expel(&self, ticket: &Ticket, timeout: Duration) -> Result<(), TransferError> {
+        self.host.expel(ticket, timeout)
+    }
+
     /// Opens the engine that listens at `addresses`: each of them is a rail.
     ///
     /// # Errors
     /// It cannot be reached over any transport that may be used, or is no transfer engine.
     pub fn open(&self, addresses: &[SocketAddr]) -> Result<Peer, TransferError> {
+        self.open_with(addresses, None)
+    }
+
+    /// As [`TransferEngine::open`], with a ticket that the other engine gave out.
+    ///
+    /// # Errors
+    /// As for [`TransferEngine::open`]; also when the ticket was taken back.
+    pub fn open_as(
+        &self,
+        addresses: &[SocketAddr],
+        ticket: &Ticket,
+    ) -> Result<Peer, TransferError> {
+        self.open_with(addresses, Some(ticket))
+    }
+
+    fn open_with(
+        &self,
+        addresses: &[SocketAddr],
+        ticket: Option<&Ticket>,
+    ) -> Result<Peer, TransferError> {
         let name = names(addresses);
         let count = addresses.len() as u64;
         if !(1..=RAIL_COUNT_MAX as u64).contains(&count) {
@@ -284,7 +330,8 @@ impl TransferEngine {
                 max,
             });
         }
-        let control = Arc::new(Control::new(addresses.to_vec(), self.config.stall_timeout));
+        let timeout = self.config.stall_timeout;
+        let control = Arc::new(Control::new(addresses.to_vec(), timeout, ticket));
         let (shared, is_alone) = self.shared(&name, &control)?;
         let rails = if is_alone {
             Vec::new()

@@ -108,6 +108,18 @@ pub enum TransferError {
         /// What it cannot, with names and limits.
         what: String,
     },
+    /// Too many openers are invited.
+    #[error("{max} tickets are given out, which is the most; take some back")]
+    TooManyTickets {
+        /// The most tickets.
+        max: usize,
+    },
+    /// Connections of an opener that was sent away did not end in time.
+    #[error("connections of an opener that was sent away still use regions after {waited:?}")]
+    StillServed {
+        /// How long it was waited for.
+        waited: Duration,
+    },
     /// The operating system refused a step.
     #[error("{op}: {source}")]
     Os {

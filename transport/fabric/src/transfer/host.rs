@@ -3,9 +3,10 @@
 //! **Invariants**
 //! - A peer is known as long as one of its connections is there.
 //! - A connection is in the list until its thread touches no region any more.
+//! - Where openers are invited, a connection has the token of a ticket that was not taken back.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,10 +17,13 @@ use std::time::Duration;
 
 use super::clock::random;
 use super::error::TransferError;
-use super::limits::{CONNECTION_COUNT_MAX, NOTIFICATION_COUNT_MAX, NOTIFICATION_LEN_MAX};
+use super::limits::{
+    CONNECTION_COUNT_MAX, NOTIFICATION_COUNT_MAX, NOTIFICATION_LEN_MAX, TICKET_COUNT_MAX,
+};
 use super::shm::host::SharedHost;
 use super::table::RegionTable;
 use super::tcp::{question, serve};
+use super::ticket::{Admission, Ticket};
 use super::transport::{Session, Transport, TransportKind};
 use super::wire::{
     HELLO_LEN, Hello, MESSAGE_HEAD_LEN, MessageHead, MessageKind, Purpose, Token, Welcome,
@@ -66,6 +70,8 @@ struct Connection {
 struct Served {
     connections: HashMap<u64, Connection>,
     peers: HashMap<Token, Weak<ServedPeer>>,
+    /// Tickets that were given out and not taken back.
+    tickets: HashSet<Token>,
     next: u64,
 }
 
@@ -75,6 +81,7 @@ pub(super) struct Host {
     pub(super) transports: Vec<Arc<dyn Transport>>,
     /// None: peers on this host take another way.
     pub(super) shared: Option<SharedHost>,
+    admission: Admission,
     served: Mutex<Served>,
     /// Told when a connection is gone.
     gone: Condvar,
@@ -84,8 +91,13 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(transports: Vec<Arc<dyn Transport>>, shared: Option<SharedHost>) -> Self {
+    pub(super) fn new(
+        transports: Vec<Arc<dyn Transport>>,
+        shared: Option<SharedHost>,
+        admission: Admission,
+    ) -> Self {
         Self {
+            admission,
             regions: RegionTable::default(),
             transports,
             shared,
@@ -225,19 +237,26 @@ impl Host {
             return Ok(Err(Welcome::TooManyConnections));
         }
         let known = served.peers.get(&hello.token).and_then(Weak::upgrade);
-        let is_new = hello.purpose == Purpose::Control && hello.token == [0; 16];
-        let peer = match known {
-            Some(peer) => peer,
-            None if is_new => {
+        let is_control = hello.purpose == Purpose::Control;
+        let new = match self.admission {
+            Admission::Anyone => (hello.token == [0; 16]).then_some(fresh),
+            Admission::Invited => served.tickets.get(&hello.token).copied(),
+        };
+        let peer = match (known, new.filter(|_| is_control)) {
+            (Some(peer), _) => peer,
+            (None, Some(token)) => {
                 let peer = Arc::new(ServedPeer {
-                    token: fresh,
+                    token,
                     sessions: Mutex::default(),
                 });
                 served.peers.retain(|_, peer| peer.strong_count() > 0);
-                served.peers.insert(fresh, Arc::downgrade(&peer));
+                served.peers.insert(token, Arc::downgrade(&peer));
                 peer
             }
-            None => return Ok(Err(Welcome::UnknownToken)),
+            (None, None) if self.admission == Admission::Invited => {
+                return Ok(Err(Welcome::NotInvited));
+            }
+            (None, None) => return Ok(Err(Welcome::UnknownToken)),
         };
         served.next += 1;
         let (id, is_busy) = (served.next, Arc::new(AtomicBool::new(false)));
@@ -355,32 +374,65 @@ impl Host {
                         matches!(connection.purpose, Purpose::Lane { rail: of, .. } if of == rail);
                     is_lane && connection.token == peer.token
                 };
-                self.end(is_of_rail).then(Vec::new)
+                self.end(END_TIMEOUT, is_of_rail).then(Vec::new)
             }
             _ => None,
         }
     }
 
+    /// A ticket for one opener.
+    pub(super) fn invite(&self) -> Result<Ticket, TransferError> {
+        let token = random()?;
+        let mut served = self.served();
+        if served.tickets.len() >= TICKET_COUNT_MAX {
+            let max = TICKET_COUNT_MAX;
+            return Err(TransferError::TooManyTickets { max });
+        }
+        served.tickets.insert(token);
+        Ok(Ticket::from_bytes(token))
+    }
+
+    /// Takes a ticket back, and ends what its opener has here.
+    pub(super) fn expel(&self, ticket: &Ticket, timeout: Duration) -> Result<(), TransferError> {
+        let token = ticket.bytes();
+        let peer = {
+            let mut served = self.served();
+            served.tickets.remove(&token);
+            // From here on no connection of it is taken in.
+            served.peers.remove(&token).and_then(|peer| peer.upgrade())
+        };
+        if !self.end(timeout, |connection| connection.token == token) {
+            return Err(TransferError::StillServed { waited: timeout });
+        }
+        if let Some(peer) = peer {
+            let mut sessions = peer.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+            sessions.clear();
+        }
+        Ok(())
+    }
+
     /// Ends connections and waits for their threads; whether all are gone.
-    fn end(&self, which: impl Fn(&Connection) -> bool) -> bool {
+    fn end(&self, timeout: Duration, which: impl Fn(&Connection) -> bool) -> bool {
         let served = self.served();
         for connection in served.connections.values().filter(|of| which(of)) {
             shut_down(connection.socket.as_raw_fd());
         }
         let is_there = |served: &mut Served| served.connections.values().any(&which);
-        let waited = self.gone.wait_timeout_while(served, END_TIMEOUT, is_there);
+        let waited = self.gone.wait_timeout_while(served, timeout, is_there);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Ends connections that use regions right now: their openers do not move on.
     pub(super) fn end_busy(&self) {
-        self.end(|connection| connection.is_busy.load(Ordering::Acquire));
+        self.end(END_TIMEOUT, |connection| {
+            connection.is_busy.load(Ordering::Acquire)
+        });
     }
 
     /// Serves nobody any more.
     pub(super) fn close(&self) {
         self.is_closing.store(true, Ordering::Release);
-        self.end(|_| true);
+        self.end(END_TIMEOUT, |_| true);
     }
 }
 

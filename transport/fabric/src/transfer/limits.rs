@@ -35,5 +35,8 @@ pub const NOTIFICATION_COUNT_MAX: usize = 4096;
 /// Connections that one engine serves at once, over all peers and rails.
 pub const CONNECTION_COUNT_MAX: usize = 1024;
 
+/// Tickets that an engine has given out at once: one for each client of a node, and many more.
+pub const TICKET_COUNT_MAX: usize = 65_536;
+
 /// Bytes of one message between engines, beside payloads: the list of all regions with their keys.
 pub const MESSAGE_LEN_MAX: usize = REGION_COUNT_MAX * (REGION_KEY_LEN_MAX + 64);

@@ -52,6 +52,9 @@ pub(super) fn greet(
         Some(Welcome::Accepted(token)) => Ok(token),
         Some(Welcome::OtherVersion) => Err(RailError::Refused("it speaks another version")),
         Some(Welcome::UnknownToken) => Err(RailError::Refused(UNKNOWN_TOKEN)),
+        Some(Welcome::NotInvited) => Err(RailError::Refused(
+            "it takes openers with a ticket only, and this one has none in force",
+        )),
         Some(Welcome::TooManyConnections) => Err(RailError::Refused("it has no free connection")),
         None => Err(RailError::Protocol("the other end is no transfer engine")),
     }

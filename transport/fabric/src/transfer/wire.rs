@@ -47,6 +47,7 @@ pub(super) enum Welcome {
     OtherVersion,
     UnknownToken,
     TooManyConnections,
+    NotInvited,
 }
 
 impl Hello {
@@ -102,6 +103,7 @@ impl Welcome {
             Self::OtherVersion => 1,
             Self::UnknownToken => 2,
             Self::TooManyConnections => 3,
+            Self::NotInvited => 4,
         };
         bytes
     }
@@ -119,6 +121,7 @@ impl Welcome {
             0 | 1 => Self::OtherVersion,
             2 => Self::UnknownToken,
             3 => Self::TooManyConnections,
+            4 => Self::NotInvited,
             _ => return None,
         })
     }

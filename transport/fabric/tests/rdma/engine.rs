@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use terrace_fabric::transfer::chooser::RailState;
 use terrace_fabric::transfer::{
-    Access, BatchOptions, EngineConfig, LocalPart, Memory, Peer, Region, RemotePart, RemoteRegion,
-    Request, Status, TransferEngine, TransportChoice, TransportKind,
+    Access, Admission, BatchOptions, EngineConfig, LocalPart, Memory, Peer, Region, RemotePart,
+    RemoteRegion, Request, Status, TransferEngine, TransportChoice, TransportKind,
 };
 use terrace_fabric::verbs::{RdmaConfig, RdmaTransport, VerbsError};
 
@@ -18,6 +18,14 @@ const MIB: u64 = 1 << 20;
 
 /// An engine that uses RDMA and nothing else, its transport, and a region on hugepages.
 fn engine(listen: &str, devices: &[&str]) -> (TransferEngine, Arc<RdmaTransport>, Arc<Region>) {
+    engine_for(Admission::Anyone, listen, devices)
+}
+
+fn engine_for(
+    admission: Admission,
+    listen: &str,
+    devices: &[&str],
+) -> (TransferEngine, Arc<RdmaTransport>, Arc<Region>) {
     let transport = RdmaTransport::open(&RdmaConfig {
         devices: devices.iter().map(|&name| name.to_owned()).collect(),
         ..RdmaConfig::default()
@@ -28,6 +36,7 @@ fn engine(listen: &str, devices: &[&str]) -> (TransferEngine, Arc<RdmaTransport>
             .split_whitespace()
             .map(|at| at.parse().unwrap())
             .collect(),
+        admission,
         transports: TransportChoice::Only(TransportKind::Rdma),
         // An emulated network drops what comes in long bursts.
         slice_len: 64 << 10,
@@ -81,6 +90,37 @@ fn is_filled(region: &Region, len: u64, seed: u64) -> bool {
     let mut bytes = vec![0; len as usize];
     assert!(region.memory().read_at(0, &mut bytes));
     bytes == pattern(len as usize, seed)
+}
+
+#[test]
+fn opener_that_is_sent_away_reads_no_more() {
+    let Some(device) = device() else { return };
+    let (server, _, theirs) = engine_for(Admission::Invited, "127.0.0.1:0", &[device.name()]);
+    let (client, _, ours) = engine("", &[device.name()]);
+    assert!(client.open(server.addresses()).is_err());
+    let mut cut_off = 0;
+    for round in 0..10 {
+        let ticket = server.invite().unwrap();
+        let peer = client.open_as(server.addresses(), &ticket).unwrap();
+        let remote = peer.region(theirs.id()).unwrap();
+        fill(&theirs, 8 * MIB, 2 * round);
+        let batch = requests(&ours, &remote, MIB, 8, true);
+        assert_eq!(run(&peer, &batch), vec![Status::Done; 8]);
+        assert!(is_filled(&ours, 8 * MIB, 2 * round));
+        let options = BatchOptions {
+            timeout: Duration::from_secs(2),
+            ..BatchOptions::default()
+        };
+        let mut transfer = peer.submit(&batch, options).unwrap();
+        server.expel(&ticket, Duration::from_secs(10)).unwrap();
+        fill(&theirs, 8 * MIB, 2 * round + 1);
+        let statuses = transfer.wait(Duration::from_secs(90)).unwrap();
+        cut_off += usize::from(statuses != [Status::Done; 8]);
+        // What these reads bring is what was there before.
+        assert!(is_filled(&ours, 8 * MIB, 2 * round), "read what came later");
+        assert!(client.open_as(server.addresses(), &ticket).is_err());
+    }
+    assert!(cut_off > 0, "no read was under way");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+mod admission;
 mod cancel;
 mod links;
 mod moves;
