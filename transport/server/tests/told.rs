@@ -308,7 +308,7 @@ fn short_blocks_come_inline_and_others_are_leased() {
     let (engine, server) = start();
     let mut client = PlainClient::connect(server.address(), None, "m");
     assert!(client.terms.features.has(Features::DESCRIPTORS));
-    assert!(!client.terms.features.has(Features::RDMA));
+    assert!(!client.terms.features.has(Features::ONE_SIDED));
     assert!(!client.terms.features.has(Features::SHARED_MEMORY));
     let lens = [1, 4096, 4097, 100_000];
     let names = lens.map(|len: usize| format!("block {len}"));

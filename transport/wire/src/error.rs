@@ -166,6 +166,9 @@ error_codes! {
     NoSuchPut = 40,
     /// The node failed to answer.
     Internal = 41,
+    /// There are no rails for this client now, or those it had are gone: it may ask again, or read
+    /// by `get`.
+    NoRails = 42,
 }
 
 impl ErrorCode {

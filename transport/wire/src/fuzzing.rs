@@ -16,6 +16,7 @@ use crate::error::{Limit, WireError};
 use crate::frame::{FRAME_HEAD_LEN, Flags, FrameHead, FrameLimits, Partial};
 use crate::hello::{NodeTerms, Security};
 use crate::limits::BATCH_MAX;
+use crate::rails;
 use crate::records::{Record, Records};
 use crate::reply::{self, Reply};
 use crate::request::{self, Request};
@@ -161,6 +162,7 @@ fn encode_request(
         Request::RemoveNamespace(head) => request::encode_remove_namespace(id, head, out),
         Request::List(head, list) => request::encode_list(id, head, list, out),
         Request::Events(head, kinds) => request::encode_events(id, head, *kinds, out),
+        Request::Rails(wanted) => rails::encode_wanted(id, &wanted.ticket, wanted.endpoints, out),
         Request::PutPart(part) => part.encode(id, head.values_len, out),
         Request::PutCommit(end) => end.encode_commit(id, out),
         Request::PutAbort(end) => end.encode_abort(id, out),
@@ -207,6 +209,7 @@ fn encode_reply(head: &FrameHead, reply: &Reply<'_>, out: &mut [u8]) -> Result<u
             Ok(len)
         }
         Reply::Pong(pong) => pong.encode(id, out),
+        Reply::Rails(found) => rails::encode(id, &found.terms, found.endpoints, out),
         Reply::Credit(credit) => credit.encode(out),
         Reply::Error(error) => error.encode(id, out),
         Reply::Statuses(reply, all) => records(head, reply, *all, out),

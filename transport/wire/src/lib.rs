@@ -40,6 +40,7 @@ mod frame;
 pub mod fuzzing;
 mod hello;
 pub mod limits;
+pub mod rails;
 mod record;
 mod records;
 pub mod reply;
@@ -54,6 +55,7 @@ pub use entry::{AccessEntry, GetEntry, KeyEntry, LeaseId, PutEntry};
 pub use error::{ErrorCode, Limit, WireError};
 pub use frame::{FRAME_HEAD_LEN, Flags, FrameHead, FrameLimits, Partial};
 pub use hello::{ClientHello, Endpoint, NodeTerms, Security, ServerHello, Transport, token_of};
+pub use rails::{Rails, RailsTerms, RailsWanted, Reach};
 pub use record::{
     Descriptor, EventKind, EventRecord, Facts, LeaseRecord, ListedBlock, ValueRecord,
 };

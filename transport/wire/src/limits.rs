@@ -38,6 +38,9 @@ pub const CLIENT_NAME_LEN_MAX: usize = 64;
 /// Longest host of an endpoint, in bytes: that of a DNS name.
 pub const HOST_LEN_MAX: usize = 255;
 
+/// Most endpoints of a transfer engine: as many as one peer of it may have rails.
+pub const RAILS_MAX: u16 = 16;
+
 /// Longest text of an error, in bytes: a receiver logs it.
 pub const ERROR_TEXT_LEN_MAX: usize = 512;
 

@@ -6,6 +6,7 @@ use crate::error::{Limit, WireError};
 use crate::frame::{Flags, FrameHead, FrameWriter};
 use crate::hello::ServerHello;
 use crate::limits::BATCH_MAX;
+use crate::rails::Rails;
 use crate::record::{Descriptor, EventRecord, Facts, LeaseRecord, ListedBlock, ValueRecord};
 use crate::records::{self, Codec, Record, Records};
 use crate::status::KeyStatus;
@@ -68,6 +69,8 @@ pub enum Reply<'a> {
     Matched(ReplyHead, Matched),
     /// Answers a removal of a namespace.
     Removed(Removed),
+    /// Answers a wish for rails.
+    Rails(Rails<'a>),
     /// Answers a list: where it goes on, 0 for nowhere, and what there is.
     Listed(ReplyHead, u64, Records<'a, ListedBlock<'a>>),
     /// Events of a subscription, behind how many were lost so far.
@@ -109,6 +112,7 @@ impl<'a> Reply<'a> {
             Verb::Ping => Self::Pong(Pong::read(body)?),
             Verb::Credit => Self::Credit(Credit::read(body)?),
             Verb::Error => Self::Error(ErrorFrame::read(body)?),
+            Verb::Rails => Self::Rails(Rails::read(body)?),
             Verb::RemoveNamespace => Self::Removed(Removed {
                 status: KeyStatus::read(reader)?,
                 count: reader.u64()?,

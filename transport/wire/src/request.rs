@@ -9,6 +9,7 @@ use crate::error::{Limit, WireError};
 use crate::frame::{Flags, FrameHead, FrameWriter};
 use crate::hello::ClientHello;
 use crate::limits::BATCH_MAX;
+use crate::rails::RailsWanted;
 use crate::records::{self, Record, Records};
 use crate::verb::{EntryKind, Options, Verb};
 
@@ -141,6 +142,8 @@ pub enum Request<'a> {
     Release(RequestHead, Records<'a, LeaseId>),
     /// Leases blocks and tells where their bytes lie.
     Locate(RequestHead, Records<'a, KeyEntry<'a>>),
+    /// Asks for rails to the node's memory.
+    Rails(RailsWanted<'a>),
 }
 
 impl<'a> Request<'a> {
@@ -177,6 +180,7 @@ impl<'a> Request<'a> {
             Verb::Ping => Self::Ping,
             Verb::Cancel => Self::Cancel,
             Verb::OpenNamespace => Self::OpenNamespace(OpenNamespace::read(body)?),
+            Verb::Rails => Self::Rails(RailsWanted::read(body)?),
             Verb::PutPart => Self::PutPart(PutPart::read(reader)?),
             Verb::PutCommit => Self::PutCommit(StreamEnd::read(reader)?),
             Verb::PutAbort => Self::PutAbort(StreamEnd::read(reader)?),

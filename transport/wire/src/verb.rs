@@ -117,6 +117,8 @@ verbs! {
     Release = 52 "release" LeaseId,
     /// Leases blocks and tells where their bytes lie.
     Locate = 53 "locate" Key,
+    /// Asks for rails to the node's memory.
+    Rails = 64 "rails" None,
 }
 
 impl Verb {
@@ -206,6 +208,7 @@ impl Verb {
             Self::Events => Features::EVENTS,
             Self::Lease | Self::Renew | Self::Release => Features::LEASES,
             Self::Locate => Features::DESCRIPTORS,
+            Self::Rails => Features::ONE_SIDED,
             Self::List => Features::LISTING,
             Self::Pin | Self::Unpin => Features::PINS,
             _ => Features::NONE,
@@ -251,9 +254,9 @@ impl Features {
     pub const LISTING: Self = Self(1 << 4);
     /// Pins.
     pub const PINS: Self = Self(1 << 5);
-    /// One-sided reads over RDMA.
-    pub const RDMA: Self = Self(1 << 8);
-    /// One-sided reads over shared memory.
+    /// One-sided reads.
+    pub const ONE_SIDED: Self = Self(1 << 8);
+    /// Reserved for blocks by reference in shared memory.
     pub const SHARED_MEMORY: Self = Self(1 << 9);
     /// All that version 1 names.
     pub const ALL: Self = Self(0x33f);
@@ -295,7 +298,7 @@ mod tests {
                 }
             }
         }
-        // Reserved for RDMA and for many nodes.
-        assert!((64..96).all(|number| Verb::try_from(number).is_err()));
+        // Reserved for pulled puts, and for many nodes.
+        assert!((65..96).all(|number| Verb::try_from(number).is_err()));
     }
 }

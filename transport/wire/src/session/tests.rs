@@ -342,7 +342,7 @@ fn reply_to_another_verb_or_nothing_is_refused() {
 fn unknown_verb_is_answered_and_the_connection_goes_on() {
     let (_, mut server) = open(2);
     let mut head = exists(1, 1).0;
-    head.verb_number = 64;
+    head.verb_number = 95;
     let refused = Incoming::Refused(ErrorCode::UnknownVerb);
     assert_eq!(server.on_head(&head), Ok(refused));
     server.end(1, true, false).unwrap();

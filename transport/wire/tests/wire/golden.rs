@@ -45,7 +45,7 @@ fn tables() -> BTreeMap<String, (usize, Vec<Row>)> {
 #[test]
 fn tables_of_the_document_have_no_gaps_and_their_lengths() {
     let tables = tables();
-    assert_eq!(tables.len(), 12, "{:?}", tables.keys());
+    assert_eq!(tables.len(), 14, "{:?}", tables.keys());
     for (name, (len, rows)) in tables {
         let mut end = 0;
         for (offset, bytes, what) in rows {
@@ -101,6 +101,26 @@ fn frame_head_lies_as_documented() {
         half(&bytes[..28]),
     ];
     compare("Frame head", &bytes, 0, &values);
+}
+
+#[test]
+fn rails_lie_as_documented() {
+    let wanted = find(&samples::requests(), "rails");
+    compare("Rails wanted", &wanted, HEAD_LEN, &[None, Some(2), None]);
+    assert_eq!(wanted[HEAD_LEN..][..16], [0x5a; 16]);
+    let rails = find(&samples::replies(), "rails-reply");
+    let values = [
+        None,
+        Some(0x1112_1314),
+        Some(2),
+        None,
+        Some(0x2122_2324_2526_2728),
+        Some(0x3132_3334_3536_3738),
+        Some(2),
+        None,
+    ];
+    compare("Rails", &rails, HEAD_LEN, &values);
+    assert_eq!(rails[HEAD_LEN..][..16], [0xa5; 16]);
 }
 
 #[test]

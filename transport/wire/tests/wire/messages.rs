@@ -10,9 +10,9 @@ use terrace_wire::{
     AccessEntry, ClientHello, Credit, Descriptor, Endpoint, ErrorCode, ErrorFrame, EventKind,
     EventRecord, Facts, Features, Flags, FrameHead, FrameLimits, GetEntry, Goodbye, GoodbyeReason,
     KeyEntry, KeyStatus, LeaseId, LeaseRecord, ListRequest, ListedBlock, Matched, NamespaceNumber,
-    NodeTerms, OpenNamespace, Options, Partial, Pong, PutEntry, PutPart, Rejection, Removed, Reply,
-    ReplyHead, Request, RequestHead, Security, StreamEnd, Transport, ValueRecord, Verb, WireError,
-    reply, request,
+    NodeTerms, OpenNamespace, Options, Partial, Pong, PutEntry, PutPart, RailsTerms, Reach,
+    Rejection, Removed, Reply, ReplyHead, Request, RequestHead, Security, StreamEnd, Transport,
+    ValueRecord, Verb, WireError, rails, reply, request,
 };
 
 /// The longest frame of these tests: 8 entries with their keys.
@@ -302,6 +302,31 @@ proptest! {
             answered!(
                 |out| goodbye.encode(out),
                 Reply::Goodbye(found) => prop_assert_eq!(found, goodbye)
+            );
+        }
+        let ticket = [number as u8; 16];
+        let places = || [80, number].map(|port| Endpoint {
+            shard: None,
+            port,
+            rail: 0,
+            transport: Transport::Tcp,
+            host: &name[..name.len().min(255)],
+        });
+        asked!(
+            |out| rails::encode_wanted(7, &ticket, places(), out),
+            Request::Rails(found) => {
+                prop_assert_eq!(found.ticket, ticket);
+                prop_assert!(found.endpoints.iter().eq(places()));
+            }
+        );
+        for reach in [Reach::Arena, Reach::Staged] {
+            let terms = RailsTerms { ticket, slot: half, epoch: word, reach, len: !word };
+            answered!(
+                |out| rails::encode(7, &terms, places(), out),
+                Reply::Rails(found) => {
+                    prop_assert_eq!(found.terms, terms);
+                    prop_assert!(found.endpoints.iter().eq(places()));
+                }
             );
         }
         let credit = Credit { bytes: word, requests: half };

@@ -5,8 +5,9 @@ use terrace_wire::{
     AccessEntry, ClientHello, Credit, Descriptor, Endpoint, ErrorCode, ErrorFrame, EventKind,
     EventRecord, Facts, Features, Flags, FrameLimits, GetEntry, Goodbye, GoodbyeReason, KeyEntry,
     KeyStatus, LeaseId, LeaseRecord, ListRequest, ListedBlock, Matched, NamespaceNumber, NodeTerms,
-    OpenNamespace, Pong, PutEntry, PutPart, Record, Rejection, Removed, ReplyHead, RequestHead,
-    Security, StreamEnd, Transport, ValueRecord, Verb, WireError, reply, request,
+    OpenNamespace, Pong, PutEntry, PutPart, RailsTerms, Reach, Record, Rejection, Removed,
+    ReplyHead, RequestHead, Security, StreamEnd, Transport, ValueRecord, Verb, WireError, rails,
+    reply, request,
 };
 
 /// A frame without its values.
@@ -65,6 +66,14 @@ pub(crate) const TERMS: NodeTerms = NodeTerms {
     lease_max_ms: 0x6162_6364,
     deadline_max_ms: 0x7172_7374,
     silence_max_ms: 0x8182_8384,
+};
+
+pub(crate) const RAILS: RailsTerms = RailsTerms {
+    ticket: [0xa5; 16],
+    slot: 0x1112_1314,
+    epoch: 0x2122_2324_2526_2728,
+    reach: Reach::Staged,
+    len: 0x3132_3334_3536_3738,
 };
 
 pub(crate) fn client_hello() -> ClientHello<'static> {
@@ -198,6 +207,9 @@ fn control_requests() -> Vec<Sample> {
         prefix: b"block-",
     };
     vec![
+        sample("rails", &|out| {
+            rails::encode_wanted(ID, &[0x5a; 16], endpoints(), out)
+        }),
         sample("hello", &|out| client_hello().encode(out)),
         sample("goodbye", &|out| goodbye.encode(out)),
         sample("ping", &|out| request::encode_ping(ID, out)),
@@ -296,6 +308,9 @@ fn control_replies() -> Vec<Sample> {
         requests: 0x4142_4344,
     };
     vec![
+        sample("rails-reply", &|out| {
+            rails::encode(ID, &RAILS, endpoints(), out)
+        }),
         sample("hello-reply", &|out| TERMS.encode(endpoints(), out)),
         sample("ping-reply", &|out| pong.encode(ID, out)),
         sample("credit-reply", &|out| credit.encode(out)),
