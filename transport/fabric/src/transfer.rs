@@ -24,6 +24,7 @@ mod memory;
 mod peer;
 mod region;
 mod request;
+mod retired;
 #[expect(unsafe_code, reason = "maps memory of other processes")]
 mod shm;
 mod table;
@@ -48,5 +49,5 @@ pub use ticket::{Admission, Ticket};
 pub use topology::Topology;
 pub use transport::{
     Ask, Ended, Interest, Operation, Rail, RailLink, Session, Slice, SliceId, Transport,
-    TransportKind,
+    TransportKind, TransportSet,
 };

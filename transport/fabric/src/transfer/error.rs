@@ -115,8 +115,12 @@ pub enum TransferError {
         max: usize,
     },
     /// Connections of an opener that was sent away did not end in time.
-    #[error("connections of an opener that was sent away still use regions after {waited:?}")]
+    #[error(
+        "an opener that was sent away is still served after {waited:?}: {connections}; expel it again"
+    )]
     StillServed {
+        /// What is still there, and where it comes from.
+        connections: String,
         /// How long it was waited for.
         waited: Duration,
     },
@@ -253,7 +257,7 @@ pub enum Status {
     ChecksumMismatch,
     /// The time given for the batch was over.
     DeadlineExceeded,
-    /// Every rail to the peer is down. Of a write it is not known how much the peer has.
+    /// Every rail that can move it is down. Of a write it is not known how much the peer has.
     PeerLost,
 }
 
