@@ -16,6 +16,8 @@ mod drive;
 mod engine;
 mod error;
 mod flight;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod host;
 pub mod limits;
 mod link;

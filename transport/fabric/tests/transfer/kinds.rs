@@ -139,7 +139,7 @@ fn region_that_no_rail_can_move_is_refused_alone() {
 fn reads_and_writes(ends: &Ends, local: &Arc<Region>, served: &Region) -> Vec<Request> {
     let offsets = (0..SHORT).step_by(4096);
     let request = |offset: u64| {
-        if offset % 8192 == 0 {
+        if offset.is_multiple_of(8192) {
             ends.read(local, served, offset, 4096)
         } else {
             ends.write(local, served, offset, 4096)
@@ -156,7 +156,11 @@ fn slices_of_a_rail_that_panics_go_elsewhere() {
     let statuses = ends.statuses(&reads_and_writes(&ends, &local, &served));
     assert!(statuses.iter().all(|status| *status == Status::Done));
     for offset in (0..SHORT).step_by(4096) {
-        let from = if offset % 8192 == 0 { &theirs } else { &ours };
+        let from = if offset.is_multiple_of(8192) {
+            &theirs
+        } else {
+            &ours
+        };
         let expected = &from[offset as usize..][..4096];
         assert!(bytes_of(&local, offset, 4096) == expected, "{offset}");
         assert!(bytes_of(&served, offset, 4096) == expected, "{offset}");
