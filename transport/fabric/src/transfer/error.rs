@@ -251,7 +251,7 @@ pub enum Status {
     StaleRegion,
     /// The bytes do not lie in the peer's region.
     OutOfBounds,
-    /// The peer does not allow this of the region.
+    /// The peer does not allow this of the region, or no rail there is can move it.
     AccessDenied,
     /// The bytes that arrived do not have the checksum given.
     ChecksumMismatch,

@@ -38,8 +38,10 @@ impl State {
 
     /// Ends the writes of a rail that nobody can ask the peer to fence.
     pub(in crate::transfer) fn lose_writes(&mut self, ix: usize) {
-        let is_lost =
-            |held: &Held| held.place == Place::Rail(ix) && held.slice.operation == Operation::Write;
+        let is_lost = |held: &Held| {
+            let is_of_rail = [Place::Rail(ix), Place::Unfenced(ix)].contains(&held.place);
+            is_of_rail && held.slice.operation == Operation::Write
+        };
         let lost = self.slices.iter().filter(|(_, held)| is_lost(held));
         let lost: Vec<SliceId> = lost.map(|(id, _)| *id).collect();
         for id in lost {
