@@ -366,7 +366,13 @@ fn slow_readers(skip_fence: bool, rounds: u32) -> Found {
         for round in 0..rounds {
             let (key, bytes) = (round.to_le_bytes(), value(round.into(), SLOW_LEN));
             reader.client.put(&[(&key, &bytes)], Options::NONE);
-            let descriptor = match reader.locate(&key, Duration::from_millis(1)) {
+            // Every fourth is in time.
+            let lease = if round % 4 == 0 {
+                HANG
+            } else {
+                Duration::from_millis(1)
+            };
+            let descriptor = match reader.locate(&key, lease) {
                 // The pressure was faster.
                 Ok(descriptor) if !is_hit(descriptor.lease.status) => continue,
                 Ok(descriptor) => descriptor,
@@ -388,6 +394,7 @@ fn slow_readers(skip_fence: bool, rounds: u32) -> Found {
                 Status::ChecksumMismatch => found.wrong += 1,
                 _ => found.cut_off += 1,
             }
+            reader.release(descriptor.lease.id);
         }
         stop.store(true, Ordering::Relaxed);
     });
