@@ -10,7 +10,7 @@ use terrace_types::{Lookup, PutOutcome};
 use crate::wait::block_on;
 use crate::{
     Announced, BlockFacts, CallOptions, ClientConfig, ClientStats, Error, EventBatch, EventKind,
-    Lease, Listed, Part, PutItem, Region, RegisteredRegion, ShardPong, Target,
+    Lease, Leased, Listed, Located, Part, PutItem, Region, RegisteredRegion, ShardPong, Target,
 };
 
 /// A client of one node, for code that waits. Clones share its connections, and may be used from any
@@ -85,6 +85,12 @@ impl Client {
         self.0.register(memory)
     }
 
+    /// As [`crate::Client::one_sided_fault`].
+    #[must_use]
+    pub fn one_sided_fault(&self) -> Option<String> {
+        self.0.one_sided_fault()
+    }
+
     /// What the client counted.
     #[must_use]
     pub fn stats(&self) -> ClientStats {
@@ -138,8 +144,9 @@ waiting! {
     unpin<K>(keys: &[K]) -> Vec<Result<Lookup<()>, Error>>;
     stat<K>(keys: &[K]) -> Vec<Result<Lookup<BlockFacts>, Error>>;
     lease<K>(keys: &[K], span: Duration) -> Vec<Result<Lookup<Lease>, Error>>;
-    renew(leases: &[Lease], span: Duration) -> Vec<Result<Lookup<Lease>, Error>>;
-    release(leases: &[Lease]) -> Vec<Result<Lookup<()>, Error>>;
+    locate<K>(keys: &[K], span: Duration) -> Vec<Result<Lookup<Located>, Error>>;
+    get_regions_into(targets: &[(&[u8], &Region)]) -> Vec<Result<Lookup<Part>, Error>>;
+    put_regions_from(sources: &[(&[u8], &Region)]) -> Vec<Result<PutOutcome, Error>>;
     announce(accesses: &[Announced<'_>]) -> Vec<Result<(), Error>>;
 }
 
@@ -162,6 +169,40 @@ impl Namespace {
     /// As that.
     pub fn events(&self, kinds: &[EventKind], options: &CallOptions) -> Result<Events, Error> {
         block_on(self.0.events(kinds, options)).map(Events)
+    }
+}
+
+impl Namespace {
+    /// As [`crate::Namespace::renew`], and waits.
+    pub fn renew<L: Leased>(
+        &self,
+        leases: &[L],
+        span: Duration,
+        options: &CallOptions,
+    ) -> Vec<Result<Lookup<L>, Error>> {
+        block_on(self.0.renew(leases, span, options))
+    }
+
+    /// As [`crate::Namespace::release`], and waits.
+    pub fn release<L: Leased>(
+        &self,
+        leases: &[L],
+        options: &CallOptions,
+    ) -> Vec<Result<Lookup<()>, Error>> {
+        block_on(self.0.release(leases, options))
+    }
+
+    /// As [`Located::read_into`], and waits.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn read_located(
+        &self,
+        located: &Located,
+        target: &Region,
+        options: &CallOptions,
+    ) -> Result<Part, Error> {
+        block_on(located.read_into(target, options))
     }
 }
 

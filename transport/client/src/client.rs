@@ -104,15 +104,20 @@ impl Client {
     }
 
     /// As [`Client::new`], and makes the first connection, so that a wrong address or token is told
-    /// here.
+    /// here, and that one-sided access is required and cannot be had at this end.
     ///
     /// # Errors
     /// [`Cause::Argument`]; [`Cause::Unavailable`], [`Cause::Rejected`], [`Cause::Tls`] and
-    /// [`Cause::Protocol`] of the connection.
+    /// [`Cause::Protocol`] of the connection; [`Cause::OneSided`].
     pub async fn connect(config: ClientConfig) -> Result<Self, Error> {
         let client = Self::new(config)?;
         let layout = client.pools.layout().await;
         layout.map_err(|failure| client.error(failure))?;
+        let reach = client.pools.one_sided.as_ref();
+        if let Some(reach) = reach.filter(|reach| reach.is_required()) {
+            let engine = reach.engine().await;
+            engine.map_err(|failure| client.error(failure))?;
+        }
         Ok(client)
     }
 

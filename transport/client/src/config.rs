@@ -6,6 +6,7 @@ use std::time::Duration;
 use terrace_wire::limits::{CLIENT_NAME_LEN_MAX, TOKEN_LEN_MAX};
 
 use crate::error::Failure;
+use crate::one_sided::OneSided;
 use crate::tls::TlsOptions;
 
 /// Longest deadline that a call may have: a day.
@@ -32,6 +33,9 @@ pub struct ClientConfig {
     /// How often a call is tried, 1 to 16. Puts and removals are tried again only when they were not
     /// carried out.
     pub attempts: u32,
+    /// Whether blocks go between registered memory of this program and the node's without the node's
+    /// processor, or over rails of their own.
+    pub one_sided: OneSided,
 }
 
 impl fmt::Debug for ClientConfig {
@@ -46,6 +50,7 @@ impl fmt::Debug for ClientConfig {
             .field("connect_timeout", &self.connect_timeout)
             .field("connections_per_shard", &self.connections_per_shard)
             .field("attempts", &self.attempts)
+            .field("one_sided", &self.one_sided)
             .finish()
     }
 }
@@ -64,6 +69,7 @@ impl ClientConfig {
             connect_timeout: Duration::from_secs(3),
             connections_per_shard: 4,
             attempts: 3,
+            one_sided: OneSided::Off,
         }
     }
 
@@ -85,6 +91,13 @@ impl ClientConfig {
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// The same with one-sided access.
+    #[must_use]
+    pub fn one_sided(mut self, one_sided: OneSided) -> Self {
+        self.one_sided = one_sided;
         self
     }
 
@@ -114,7 +127,7 @@ impl ClientConfig {
                 return Err(Failure::argument(field, value, format!("1 to {most}")));
             }
         }
-        Ok(())
+        self.one_sided.check()
     }
 }
 
@@ -132,6 +145,8 @@ pub(crate) fn check_deadline(field: &'static str, span: Duration) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
+    use crate::one_sided::OneSidedOptions;
+
     use super::*;
 
     #[test]
@@ -139,7 +154,7 @@ mod tests {
         let good = ClientConfig::new("[::1]:7440");
         assert!(good.check().is_ok());
         type Break = fn(&mut ClientConfig);
-        let breaks: [(&str, Break); 10] = [
+        let breaks: [(&str, Break); 12] = [
             ("address", |config| config.address = "host".to_owned()),
             ("address", |config| config.address = "host:65536".to_owned()),
             ("token length", |config| config.token = vec![0; 1025]),
@@ -154,6 +169,18 @@ mod tests {
                 config.connections_per_shard = 65;
             }),
             ("attempts", |config| config.attempts = 0),
+            ("one_sided.listen", |config| {
+                config.one_sided = OneSided::Auto(OneSidedOptions {
+                    listen: Some("0.0.0.0".parse().unwrap()),
+                    ..OneSidedOptions::default()
+                });
+            }),
+            ("one_sided.devices", |config| {
+                config.one_sided = OneSided::Required(OneSidedOptions {
+                    devices: vec![String::new()],
+                    ..OneSidedOptions::default()
+                });
+            }),
         ];
         for (field, wrong) in breaks {
             let mut config = good.clone();

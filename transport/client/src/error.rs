@@ -73,6 +73,15 @@ pub enum Cause {
     /// same call fails again.
     #[error("TLS: {0}")]
     Tls(TlsFault),
+    /// One-sided access is required and not to be had, or a lease has none.
+    #[error("one-sided access: {why}")]
+    OneSided {
+        /// Why not.
+        why: String,
+    },
+    /// The time of a lease is over, or too little of it is left: the block may be elsewhere.
+    #[error("the lease has ended")]
+    LeaseEnded,
     /// The bytes that came are not those that were put. They were dropped.
     #[error("the bytes that came have checksum {:#018x}, not {:#018x}", actual.0, expected.0)]
     Corrupt {
@@ -143,11 +152,14 @@ impl Error {
             Cause::Unavailable { .. }
             | Cause::TimedOut { .. }
             | Cause::Io { .. }
+            | Cause::OneSided { .. }
             | Cause::Corrupt { .. } => true,
             Cause::Rejected { code, .. } => code.is_retryable(),
-            Cause::Argument { .. } | Cause::Key(_) | Cause::Protocol { .. } | Cause::Tls(_) => {
-                false
-            }
+            Cause::Argument { .. }
+            | Cause::Key(_)
+            | Cause::LeaseEnded
+            | Cause::Protocol { .. }
+            | Cause::Tls(_) => false,
         }
     }
 }
@@ -204,6 +216,11 @@ impl Failure {
     pub(crate) fn protocol(what: impl fmt::Display) -> Self {
         let what = what.to_string();
         Self::new(Cause::Protocol { what }, Retry::Never)
+    }
+
+    pub(crate) fn one_sided(why: impl fmt::Display) -> Self {
+        let why = why.to_string();
+        Self::new(Cause::OneSided { why }, Retry::Never)
     }
 
     pub(crate) fn tls(fault: TlsFault) -> Self {

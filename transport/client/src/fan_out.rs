@@ -85,6 +85,16 @@ impl Plan {
         }
     }
 
+    /// As [`Plan::new`], to a deadline that there is already.
+    pub(crate) fn until(deadline: Instant, is_read: bool) -> Self {
+        Self {
+            is_read,
+            is_home: false,
+            span: deadline.saturating_duration_since(now()),
+            deadline,
+        }
+    }
+
     pub(crate) const fn home(mut self) -> Self {
         self.is_home = true;
         self

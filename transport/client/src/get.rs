@@ -1,5 +1,6 @@
 //! Reading blocks, straight into the memory of the caller, verified as the bytes arrive.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use terrace_slab::RegisteredRegion;
@@ -363,12 +364,23 @@ async fn take_value(
 //= docs/wire-protocol.md#WP-19
 fn seed_of(hash: KeyHash, record: &ValueRecord, offset: u32) -> u64 {
     if record.len == record.block_len {
-        return xxh3_64_with_seed(&u64::from(record.block_len).to_le_bytes(), hash.0);
+        return seed_of_whole(hash, record.block_len);
     }
     part_seed(hash, record.block_len, offset, record.len)
 }
 
-async fn receive_into(call: &mut Call, target: &mut [u8], hash: &mut Xxh3) -> Result<(), Failure> {
+/// The seed of the checksum of a whole block.
+//= docs/wire-protocol.md#WP-18
+pub(crate) fn seed_of_whole(hash: KeyHash, block_len: u32) -> u64 {
+    xxh3_64_with_seed(&u64::from(block_len).to_le_bytes(), hash.0)
+}
+
+/// Receives values to where they belong, and hashes them on their way.
+pub(crate) async fn receive_into(
+    call: &mut Call,
+    target: &mut [u8],
+    hash: &mut Xxh3,
+) -> Result<(), Failure> {
     let mut at = 0;
     while at < target.len() {
         let end = target.len().min(at + PIECE_LEN);
@@ -398,9 +410,30 @@ async fn receive_region(
 }
 
 /// Copies bytes to a place in a region. It has them: no more was asked for than it takes.
-fn copy_into(region: &RegisteredRegion, start: usize, bytes: &[u8]) {
+pub(crate) fn copy_into(region: &RegisteredRegion, start: usize, bytes: &[u8]) {
     if let Ok(target) = region.slice(start..start + bytes.len()) {
         target.copy_from(bytes);
+    }
+}
+
+/// Wipes the first `len` bytes of a region, which has them.
+pub(crate) fn wipe(region: &RegisteredRegion, len: usize) {
+    for start in (0..len).step_by(ZEROS.len()) {
+        let end = len.min(start + ZEROS.len());
+        copy_into(region, start, &ZEROS[..end - start]);
+    }
+}
+
+/// Hashes bytes of a region, which has them, in pieces that the CPU's cache holds.
+pub(crate) fn hash_of_region(region: &RegisteredRegion, range: Range<usize>, hash: &mut Xxh3) {
+    let mut piece = [0; 16 << 10];
+    for start in range.clone().step_by(piece.len()) {
+        let end = range.end.min(start + piece.len());
+        if let Ok(source) = region.slice(start..end) {
+            let piece = &mut piece[..end - start];
+            source.copy_to(piece);
+            hash.update(piece);
+        }
     }
 }
 
@@ -417,12 +450,7 @@ impl Want<'_> {
                     left -= count;
                 }
             }
-            Sink::Region(region) => {
-                for start in (0..len).step_by(ZEROS.len()) {
-                    let end = len.min(start + ZEROS.len());
-                    copy_into(region, start, &ZEROS[..end - start]);
-                }
-            }
+            Sink::Region(region) => wipe(region, len),
         }
     }
 }

@@ -158,7 +158,9 @@ impl Namespace {
         let plan = self.client.plan(options, verb != Verb::Remove)?;
         //= docs/wire-protocol.md#WP-24
         let plan = match verb {
-            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Renew | Verb::Release => plan.home(),
+            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Renew | Verb::Release | Verb::Locate => {
+                plan.home()
+            }
             _ => plan,
         };
         Ok(Ask {

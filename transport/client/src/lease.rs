@@ -2,13 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use terrace_types::{BlockKey, Lookup};
+use terrace_types::{BlockKey, Lookup, Tier};
 use terrace_wire::{LeaseId, LeaseRecord, Reply, Verb};
 
 use crate::client::{CallOptions, Namespace};
 use crate::error::{Error, Failure};
-use crate::fan_out::Plan;
-use crate::keys::{found, in_order, millis, split_keys, statuses};
+use crate::fan_out::{Answer, Plan, Weight};
+use crate::keys::{Ask, found, in_order, millis, split_keys, statuses};
+use crate::thread::leave_to_thread;
+use crate::wait::block_on;
 
 /// A block that the node keeps where it is.
 #[derive(Clone, Debug)]
@@ -21,7 +23,39 @@ pub struct Lease {
     pub until: Instant,
 }
 
+/// What may have a lease: a [`Lease`], or a [`Located`](crate::Located) block.
+pub trait Leased: Clone {
+    /// The lease; `None` for a block whose bytes are here.
+    fn lease(&self) -> Option<&Lease>;
+
+    /// The same with a lease that was renewed.
+    #[must_use]
+    fn with(&self, lease: Lease) -> Self;
+}
+
+impl Leased for Lease {
+    fn lease(&self) -> Option<&Lease> {
+        Some(self)
+    }
+
+    fn with(&self, lease: Lease) -> Self {
+        lease
+    }
+}
+
 impl Lease {
+    /// A lease that was granted to a call that began at `from`.
+    //= docs/wire-protocol.md#WP-21
+    pub(crate) fn granted(key: &BlockKey, record: &LeaseRecord, from: Instant) -> Self {
+        let span = Duration::from_millis(record.duration_ms.into());
+        Self {
+            key: key.clone(),
+            id: record.id,
+            block_len: u64::from(record.block_len),
+            until: from + span,
+        }
+    }
+
     /// The key of the block.
     #[must_use]
     pub fn key(&self) -> &[u8] {
@@ -52,30 +86,37 @@ impl Namespace {
         in_order(refused, leases.collect())
     }
 
-    /// Keeps leases for `span` from now; a miss for one that has ended. One result for each, in their
-    /// order.
-    pub async fn renew(
+    /// Keeps leases for `span` from now; a miss for one that has ended, and a block whose bytes are
+    /// here as it is. One result for each, in their order.
+    pub async fn renew<L: Leased>(
         &self,
-        leases: &[Lease],
+        leases: &[L],
         span: Duration,
         options: &CallOptions,
-    ) -> Vec<Result<Lookup<Lease>, Error>> {
+    ) -> Vec<Result<Lookup<L>, Error>> {
         let (keys, ids) = parts(leases);
         let mut ask = match self.prepare(Verb::Renew, options, millis(span)) {
             Ok(ask) => ask,
             Err(error) => return leases.iter().map(|_| Err(error.clone())).collect(),
         };
         ask.leases = Some(&ids);
-        let results = ask.all_of(&keys, granted).await;
-        let renewed = results.into_iter().zip(&keys);
-        let renewed = renewed.map(|(result, key)| Ok(result?.map(|granted| granted.of(key))));
-        renewed.collect()
+        let mut results = ask.all_of(&keys, granted).await.into_iter().zip(&keys);
+        let renewed = |leased: &L| {
+            if leased.lease().is_none() {
+                return Some(Ok(here(leased.clone())));
+            }
+            let (result, key) = results.next()?;
+            let with = |granted: Granted| leased.with(granted.of(key));
+            Some(result.map(|lookup| lookup.map(with)))
+        };
+        leases.iter().filter_map(renewed).collect()
     }
 
-    /// Ends leases; one result for each, in their order.
-    pub async fn release(
+    /// Ends leases; one result for each, in their order. Of a block whose bytes are here there is
+    /// nothing to end.
+    pub async fn release<L: Leased>(
         &self,
-        leases: &[Lease],
+        leases: &[L],
         options: &CallOptions,
     ) -> Vec<Result<Lookup<()>, Error>> {
         let (keys, ids) = parts(leases);
@@ -84,13 +125,90 @@ impl Namespace {
             Err(error) => return leases.iter().map(|_| Err(error.clone())).collect(),
         };
         ask.leases = Some(&ids);
-        ask.all_of(&keys, statuses).await
+        let mut results = ask.all_of(&keys, statuses).await.into_iter();
+        let released = |leased: &L| match leased.lease() {
+            None => Some(Ok(here(()))),
+            Some(_) => results.next(),
+        };
+        leases.iter().filter_map(released).collect()
+    }
+
+    /// Tells the node that leases are over, and does not wait for what it says: one that it did not
+    /// hear of ends after its time.
+    pub(crate) async fn let_go(&self, leases: &[Lease]) {
+        let (keys, ids) = parts(leases);
+        let options = CallOptions::default();
+        let Ok(mut ask) = self.prepare(Verb::Release, &options, 0) else {
+            return;
+        };
+        ask.leases = Some(&ids);
+        let ask: Ask<'_> = ask;
+        let entries = keys.iter().map(|_| ((), LEASE_WEIGHT)).collect();
+        let pools = &self.client.pools;
+        let keys = &keys;
+        pools
+            .fan_out(ask.plan, keys, entries, async |connection, items| match ask
+                .send(&connection, &items, keys)
+                .await
+            {
+                Ok(call) => {
+                    call.leave();
+                    let sent = items.into_iter().map(|item| Answer::Done(item.index, ()));
+                    sent.collect()
+                }
+                Err(failure) => Answer::fail_all(items, &failure),
+            })
+            .await;
     }
 }
 
-fn parts(leases: &[Lease]) -> (Vec<BlockKey>, Vec<LeaseId>) {
-    let parts = leases.iter().map(|lease| (lease.key.clone(), lease.id));
-    parts.unzip()
+/// What a lease's id takes of a request.
+const LEASE_WEIGHT: Weight = Weight {
+    body_len: 8,
+    values_len: 0,
+};
+
+/// A hit of what is in this program's memory.
+const fn here<T>(value: T) -> Lookup<T> {
+    let tier = Tier::Dram;
+    Lookup::Hit { tier, value }
+}
+
+fn parts<L: Leased>(leases: &[L]) -> (Vec<BlockKey>, Vec<LeaseId>) {
+    let leases = leases.iter().filter_map(Leased::lease);
+    leases.map(|lease| (lease.key.clone(), lease.id)).unzip()
+}
+
+/// Leases of a call under way, which end with it, also when it is dropped.
+pub(crate) struct Held {
+    namespace: Namespace,
+    leases: Vec<Lease>,
+}
+
+impl Held {
+    pub(crate) fn new(namespace: &Namespace, leases: Vec<Lease>) -> Self {
+        let namespace = namespace.clone();
+        Self { namespace, leases }
+    }
+
+    /// Ends them.
+    pub(crate) async fn let_go(mut self) {
+        self.namespace.let_go(&self.leases).await;
+        self.leases.clear();
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let leases = std::mem::take(&mut self.leases);
+        if !leases.is_empty() {
+            // Were they left to their time, the node would end this client's rails.
+            let namespace = self.namespace.clone();
+            leave_to_thread("terrace-release", move || {
+                block_on(namespace.let_go(&leases));
+            });
+        }
+    }
 }
 
 /// What a node granted.
@@ -100,15 +218,8 @@ struct Granted {
 }
 
 impl Granted {
-    //= docs/wire-protocol.md#WP-21
     fn of(&self, key: &BlockKey) -> Lease {
-        let span = Duration::from_millis(self.record.duration_ms.into());
-        Lease {
-            key: key.clone(),
-            id: self.record.id,
-            block_len: u64::from(self.record.block_len),
-            until: self.from + span,
-        }
+        Lease::granted(key, &self.record, self.from)
     }
 }
 

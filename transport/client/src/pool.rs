@@ -17,6 +17,7 @@ use terrace_wire::FrameLimits;
 use crate::config::ClientConfig;
 use crate::connection::{self, Connection, Hello, Wish};
 use crate::error::Failure;
+use crate::one_sided::Reach;
 use crate::time::now;
 use crate::wait::Sleep;
 
@@ -66,6 +67,16 @@ counters! {
     timeouts,
     /// Values that came with bytes other than those that were put.
     corrupt,
+    /// Times that rails for one-sided access were had from the node.
+    rails,
+    /// Times that they were lost or taken back.
+    rails_lost,
+    /// Blocks that were read one-sided.
+    one_sided_gets,
+    /// Blocks that the node pulled out of registered memory.
+    pulled_puts,
+    /// Blocks that were to go one-sided and went over a connection.
+    one_sided_fallbacks,
 }
 
 impl Counters {
@@ -143,6 +154,8 @@ pub(crate) struct Pools {
     /// The address that the caller gave.
     pub(crate) address: Arc<str>,
     pub(crate) counters: Counters,
+    /// None when it is off.
+    pub(crate) one_sided: Option<Reach>,
     tls: Option<ClientTls>,
     client_id: [u8; 16],
     known: Mutex<Known>,
@@ -165,6 +178,7 @@ impl Pools {
         }
         Self {
             address: Arc::from(config.address.as_str()),
+            one_sided: Reach::new(&config.one_sided),
             config,
             counters: Counters::default(),
             tls,
@@ -323,6 +337,7 @@ impl Pools {
             address,
             shard,
             client_id: self.client_id,
+            is_one_sided: self.one_sided.is_some(),
             token: &self.config.token,
             name: &self.config.name,
             tls: self.tls.as_ref().map(|tls| (tls, self.server_name())),

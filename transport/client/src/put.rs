@@ -262,20 +262,26 @@ impl Run<'_> {
         };
         for (status, item) in records.iter().zip(items) {
             let len = u64::from(item.entry.len);
-            answers.push(match (status, status.put_outcome(len)) {
-                (_, Some(outcome)) => Answer::Done(item.index, outcome),
-                (KeyStatus::WrongShard { .. }, _) => Answer::Failed(item, Failure::moved()),
-                // It was not stored by this request.
-                (KeyStatus::TimedOut | KeyStatus::Cancelled, _) => {
-                    let cause = self.plan.timed_out().cause;
-                    Answer::Failed(item, Failure::new(cause, Retry::Always))
-                }
-                (other, _) => {
-                    let what = format_args!("a put was answered by {other:?}").to_string();
-                    Answer::Failed(item, Failure::protocol(what))
-                }
+            answers.push(match outcome_of(status, len, self.plan) {
+                Ok(outcome) => Answer::Done(item.index, outcome),
+                Err(failure) => Answer::Failed(item, failure),
             });
         }
         Ok(arrived.is_last)
     }
+}
+
+/// What a put of `len` bytes came to, or why there is no outcome.
+pub(crate) fn outcome_of(status: KeyStatus, len: u64, plan: Plan) -> Result<PutOutcome, Failure> {
+    if let Some(outcome) = status.put_outcome(len) {
+        return Ok(outcome);
+    }
+    Err(match status {
+        KeyStatus::WrongShard { .. } => Failure::moved(),
+        // It was not stored by this request.
+        KeyStatus::TimedOut | KeyStatus::Cancelled => {
+            Failure::new(plan.timed_out().cause, Retry::Always)
+        }
+        other => Failure::protocol(format_args!("a put was answered by {other:?}")),
+    })
 }

@@ -1,18 +1,22 @@
 //! Memory that a caller registers once, and that any number of its calls read blocks into and put them
 //! from.
 //!
-//! Its bytes may be written by others at any time, so they are never behind a reference: over TCP a call
-//! copies them on their way, in pieces that the CPU's cache holds, and registering checks nothing but
-//! bounds. A block that somebody writes over while it is read fails its checksum at its next reader.
+//! Its bytes may be written by others at any time, so they are never behind a reference: over a
+//! connection a call copies them on their way, in pieces that the CPU's cache holds; one-sided they are
+//! moved by a transfer engine, and hashed where they lie. A block that somebody writes over while it is read fails its checksum at its next reader.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use terrace_fabric::transfer::LocalPart;
 use terrace_slab::RegisteredRegion;
 use terrace_types::{Lookup, PutOutcome};
 
 use crate::client::{CallOptions, Client, Namespace, only};
 use crate::error::{Error, Failure};
 use crate::get::Part;
+use crate::one_sided::{Reach, Registration};
+use crate::pool::Pools;
 
 /// A part of registered memory, or all of it. Clones and parts share the memory, which stays mapped as
 /// long as one of them exists.
@@ -20,6 +24,10 @@ use crate::get::Part;
 pub struct Region {
     client: Client,
     memory: RegisteredRegion,
+    /// All of what was registered.
+    whole: Arc<Registration>,
+    /// Where the memory begins in it.
+    start: usize,
 }
 
 impl std::fmt::Debug for Region {
@@ -29,15 +37,22 @@ impl std::fmt::Debug for Region {
 }
 
 impl Client {
-    /// Registers memory for calls of this client, on all connections that it has or makes.
+    /// Registers memory for calls of this client, on all connections that it has or makes. With
+    /// one-sided access the first call that uses it gives it to the transfer engine and the NICs,
+    /// until no part of the region exists any more.
     ///
     /// # Errors
-    /// [`Cause::Argument`](crate::Cause::Argument) when a transport in force cannot take the memory;
-    /// over TCP none.
+    /// [`Cause::Argument`](crate::Cause::Argument) when it has no bytes.
     pub fn register(&self, memory: &RegisteredRegion) -> Result<Region, Error> {
+        if memory.is_empty() {
+            let failure = Failure::argument("length of the memory", 0, "at least 1");
+            return Err(self.error(failure));
+        }
         Ok(Region {
             client: self.clone(),
             memory: memory.clone(),
+            whole: Arc::new(Registration::new(memory)),
+            start: 0,
         })
     }
 }
@@ -61,6 +76,7 @@ impl Region {
     /// [`Cause::Argument`](crate::Cause::Argument) when they do not all lie in it.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, Error> {
         let wanted = format!("{}..{}", range.start, range.end);
+        let start = self.start.saturating_add(range.start);
         let sliced = self.memory.slice(range);
         let memory = sliced.map_err(|_| {
             let limit = format!("within 0..{}", self.len());
@@ -70,6 +86,31 @@ impl Region {
         Ok(Self {
             client: self.client.clone(),
             memory,
+            whole: Arc::clone(&self.whole),
+            start,
+        })
+    }
+
+    pub(crate) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The first `len` bytes, which it has, as the transfer engine knows them.
+    pub(crate) async fn part(
+        &self,
+        pools: &Pools,
+        reach: &Reach,
+        len: u64,
+    ) -> Result<LocalPart, Failure> {
+        if !std::ptr::eq(Arc::as_ptr(&self.client.pools), pools) {
+            return Err(Failure::one_sided(
+                "the memory is registered with another client",
+            ));
+        }
+        Ok(LocalPart {
+            region: self.whole.region(reach).await?,
+            offset: self.start as u64,
+            len,
         })
     }
 
@@ -92,8 +133,8 @@ impl Namespace {
         target: &Region,
         options: &CallOptions,
     ) -> Result<Lookup<Part>, Error> {
-        let targets = vec![(key, target.memory())];
-        only(self.get_regions(targets, options).await, &self.client)
+        let targets = [(key, target)];
+        only(self.get_regions_into(&targets, options).await, &self.client)
     }
 
     /// Stores the bytes of a region as a block.
@@ -106,9 +147,7 @@ impl Namespace {
         source: &Region,
         options: &CallOptions,
     ) -> Result<PutOutcome, Error> {
-        // What is hashed has to be what is sent, whoever writes to the region meanwhile.
-        let mut value = vec![0; source.len()];
-        source.memory.copy_to(&mut value);
-        self.put(key, &value, options).await
+        let sources = [(key, source)];
+        only(self.put_regions_from(&sources, options).await, &self.client)
     }
 }

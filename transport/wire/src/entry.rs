@@ -45,6 +45,20 @@ pub struct PutEntry<'a> {
     pub checksum: Checksum,
 }
 
+/// A key, and where in the client's memory the value that goes with it lies.
+//= docs/wire-protocol.md#WP-29
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PullEntry<'a> {
+    /// What a put of it would say.
+    pub put: PutEntry<'a>,
+    /// The region's id in the client's transfer engine: its slot, and its epoch.
+    pub slot: u32,
+    /// See `slot`.
+    pub epoch: u64,
+    /// The value's first byte in the region.
+    pub offset: u64,
+}
+
 /// One access that a request will make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccessEntry {
@@ -89,6 +103,37 @@ impl<'a> GetEntry<'a> {
         let len = self.len.min(block_len - start).min(room);
         start..start + len
     }
+}
+
+impl<'a> PutEntry<'a> {
+    /// All but the key, and how long that is.
+    fn read_fixed(reader: &mut Reader<'a>) -> Result<(usize, Self), WireError> {
+        let (key_len, hint) = read_hint(reader)?;
+        let len = reader.u32()?;
+        reader.check_range("value length", len.into(), 1, BLOCK_LEN_MAX)?;
+        reader.reserved(4)?;
+        let put = Self {
+            key: &[],
+            hint,
+            len,
+            checksum: Checksum(reader.u64()?),
+        };
+        Ok((key_len, put))
+    }
+
+    fn write_fixed(&self, name: &'static str, writer: &mut Writer<'_>) {
+        write_hint(writer, name, self.key, &self.hint);
+        let limit = (1, BLOCK_LEN_MAX);
+        writer.check_range(name, "value length", self.len.into(), limit);
+        writer.u32(self.len);
+        writer.zeros(4);
+        writer.u64(self.checksum.0);
+    }
+}
+
+/// Where a value of `len` bytes may begin, so that its end is a number too.
+fn last_offset(len: u32) -> Limit {
+    Limit::AtMost(u64::MAX - u64::from(len))
 }
 
 impl AccessEntry {
@@ -194,31 +239,52 @@ impl<'a> Codec<'a> for PutEntry<'a> {
     const ENTRY: EntryKind = EntryKind::Put;
 
     fn read(reader: &mut Reader<'a>) -> Result<Self, WireError> {
-        let (key_len, hint) = read_hint(reader)?;
-        let len = reader.u32()?;
-        reader.check_range("value length", len.into(), 1, BLOCK_LEN_MAX)?;
-        reader.reserved(4)?;
-        Ok(Self {
-            len,
-            checksum: Checksum(reader.u64()?),
-            key: reader.padded(key_len)?,
-            hint,
-        })
+        let (key_len, put) = Self::read_fixed(reader)?;
+        let key = reader.padded(key_len)?;
+        Ok(Self { key, ..put })
     }
 
     fn write(&self, writer: &mut Writer<'_>) {
-        write_hint(writer, Self::NAME, self.key, &self.hint);
-        let limit = (1, BLOCK_LEN_MAX);
-        writer.check_range(Self::NAME, "value length", self.len.into(), limit);
-        writer.u32(self.len);
-        writer.zeros(4);
-        writer.u64(self.checksum.0);
+        self.write_fixed(Self::NAME, writer);
         writer.padded(self.key);
     }
 
     //= docs/wire-protocol.md#WP-3
     fn value_len(&self) -> u32 {
         self.len
+    }
+}
+
+impl<'a> Codec<'a> for PullEntry<'a> {
+    const NAME: &'static str = "pull entry";
+    const LEN_MIN: usize = 64;
+    const ENTRY: EntryKind = EntryKind::Pull;
+
+    fn read(reader: &mut Reader<'a>) -> Result<Self, WireError> {
+        let (key_len, put) = PutEntry::read_fixed(reader)?;
+        let slot = reader.u32()?;
+        reader.reserved(4)?;
+        let epoch = reader.u64()?;
+        let offset = reader.u64()?;
+        reader.check("offset", offset, last_offset(put.len))?;
+        let key = reader.padded(key_len)?;
+        Ok(Self {
+            put: PutEntry { key, ..put },
+            slot,
+            epoch,
+            offset,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        self.put.write_fixed(Self::NAME, writer);
+        let limit = last_offset(self.put.len);
+        writer.check(Self::NAME, "offset", self.offset, limit);
+        writer.u32(self.slot);
+        writer.zeros(4);
+        writer.u64(self.epoch);
+        writer.u64(self.offset);
+        writer.padded(self.put.key);
     }
 }
 

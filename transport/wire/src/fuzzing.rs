@@ -15,7 +15,7 @@ use crate::entry::{KeyEntry, PutEntry};
 use crate::error::{Limit, WireError};
 use crate::frame::{FRAME_HEAD_LEN, Flags, FrameHead, FrameLimits, Partial};
 use crate::hello::{NodeTerms, Security};
-use crate::limits::BATCH_MAX;
+use crate::limits::{BATCH_MAX, RAILS_MAX};
 use crate::rails;
 use crate::records::{Record, Records};
 use crate::reply::{self, Reply};
@@ -136,6 +136,19 @@ fn check_limits(message: &Message<'_>, len: usize) {
             assert!(lens.clone().all(|len| (1..=BLOCK_LEN_MAX).contains(&len)));
             assert_eq!(lens.sum::<u64>(), entries.values_len());
         }
+        Message::Request(Request::Pull(_, entries)) => {
+            for entry in *entries {
+                let len = u64::from(entry.put.len);
+                assert!((1..=BLOCK_LEN_MAX).contains(&len));
+                assert!(entry.offset.checked_add(len).is_some());
+            }
+        }
+        Message::Request(Request::Rails(wanted)) => {
+            assert!(wanted.endpoints.len() <= RAILS_MAX.into());
+        }
+        Message::Reply(Reply::Rails(rails)) => {
+            assert!((1..=usize::from(RAILS_MAX)).contains(&rails.endpoints.len()));
+        }
         Message::Reply(Reply::Values(_, records)) => {
             for record in *records {
                 assert!(record.len <= record.block_len);
@@ -162,6 +175,7 @@ fn encode_request(
         Request::RemoveNamespace(head) => request::encode_remove_namespace(id, head, out),
         Request::List(head, list) => request::encode_list(id, head, list, out),
         Request::Events(head, kinds) => request::encode_events(id, head, *kinds, out),
+        Request::Pull(head, entries) => request::encode(verb, id, head, *entries, out),
         Request::Rails(wanted) => rails::encode_wanted(id, &wanted.ticket, wanted.endpoints, out),
         Request::PutPart(part) => part.encode(id, head.values_len, out),
         Request::PutCommit(end) => end.encode_commit(id, out),

@@ -51,7 +51,7 @@ mod verb;
 
 pub use checksum::{part_checksum, part_seed};
 pub use control::{Credit, ErrorFrame, Goodbye, GoodbyeReason, OpenNamespace, Pong};
-pub use entry::{AccessEntry, GetEntry, KeyEntry, LeaseId, PutEntry};
+pub use entry::{AccessEntry, GetEntry, KeyEntry, LeaseId, PullEntry, PutEntry};
 pub use error::{ErrorCode, Limit, WireError};
 pub use frame::{FRAME_HEAD_LEN, Flags, FrameHead, FrameLimits, Partial};
 pub use hello::{ClientHello, Endpoint, NodeTerms, Security, ServerHello, Transport, token_of};

@@ -50,4 +50,5 @@ const _: () = assert!(LEN_MAX_MIN as usize > 32 + 32 + KEY_LEN_MAX);
 const _: () = assert!(LEN_MAX_MIN as usize > 16 + ERROR_TEXT_LEN_MAX);
 const _: () = assert!(HELLO_LEN_MAX as usize > 56 + TOKEN_LEN_MAX + CLIENT_NAME_LEN_MAX);
 const _: () = assert!(SHARDS_MAX <= u16::MAX as usize);
+const _: () = assert!(LEN_MAX_MIN as usize >= 24 + RAILS_MAX as usize * (8 + 16));
 const _: () = assert!(BATCH_MAX as u64 * 56 <= BODY_LEN_MAX as u64);

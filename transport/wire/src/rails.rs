@@ -17,9 +17,10 @@ const REQUEST: &str = "rails wanted";
 const REPLY: &str = "rails";
 
 /// What a client says to get rails.
+//= docs/wire-protocol.md#WP-28
 #[derive(Clone, Copy, PartialEq)]
 pub struct RailsWanted<'a> {
-    /// What the node shows to the client's transfer engine.
+    /// What the node shows to the client's transfer engine; zeros for nothing.
     pub ticket: [u8; 16],
     /// Where that listens; nowhere when the node is to open nothing.
     pub endpoints: Records<'a, Endpoint<'a>>,

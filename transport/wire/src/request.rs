@@ -4,7 +4,7 @@ use terrace_types::{Checksum, RequestContext};
 
 use crate::bytes::{Reader, Writer};
 use crate::control::{Goodbye, OpenNamespace};
-use crate::entry::{AccessEntry, GetEntry, KeyEntry, LeaseId, PutEntry};
+use crate::entry::{AccessEntry, GetEntry, KeyEntry, LeaseId, PullEntry, PutEntry};
 use crate::error::{Limit, WireError};
 use crate::frame::{Flags, FrameHead, FrameWriter};
 use crate::hello::ClientHello;
@@ -144,6 +144,8 @@ pub enum Request<'a> {
     Locate(RequestHead, Records<'a, KeyEntry<'a>>),
     /// Asks for rails to the node's memory.
     Rails(RailsWanted<'a>),
+    /// Stores blocks that the node reads out of the client's memory.
+    Pull(RequestHead, Records<'a, PullEntry<'a>>),
 }
 
 impl<'a> Request<'a> {
@@ -203,6 +205,7 @@ impl<'a> Request<'a> {
     ) -> Result<Self, WireError> {
         Ok(match verb.entries() {
             EntryKind::Get => Self::Get(head, Records::read(reader, count)?),
+            EntryKind::Pull => Self::Pull(head, Records::read(reader, count)?),
             EntryKind::Access => Self::Announce(head, Records::read(reader, count)?),
             EntryKind::LeaseId => {
                 let ids = Records::read(reader, count)?;
@@ -256,6 +259,7 @@ impl<'a> Request<'a> {
         match self {
             Self::Get(_, entries) => entries.len(),
             Self::Put(_, entries) | Self::Upsert(_, entries) => entries.len(),
+            Self::Pull(_, entries) => entries.len(),
             Self::Announce(_, entries) => entries.len(),
             Self::Renew(_, ids) | Self::Release(_, ids) => ids.len(),
             Self::Exists(_, keys)

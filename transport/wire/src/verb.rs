@@ -9,6 +9,7 @@ pub(crate) enum EntryKind {
     Key,
     Get,
     Put,
+    Pull,
     Access,
     LeaseId,
 }
@@ -119,6 +120,8 @@ verbs! {
     Locate = 53 "locate" Key,
     /// Asks for rails to the node's memory.
     Rails = 64 "rails" None,
+    /// Stores blocks that the node reads out of the client's memory.
+    Pull = 65 "pull" Pull,
 }
 
 impl Verb {
@@ -192,7 +195,7 @@ impl Verb {
     #[must_use]
     pub const fn options(self) -> Options {
         match self {
-            Self::Put | Self::Upsert | Self::PutBegin => Options::DURABLE,
+            Self::Put | Self::Upsert | Self::PutBegin | Self::Pull => Options::DURABLE,
             Self::Get => Options::BYPASS,
             _ => Options::NONE,
         }
@@ -208,7 +211,7 @@ impl Verb {
             Self::Events => Features::EVENTS,
             Self::Lease | Self::Renew | Self::Release => Features::LEASES,
             Self::Locate => Features::DESCRIPTORS,
-            Self::Rails => Features::ONE_SIDED,
+            Self::Rails | Self::Pull => Features::ONE_SIDED,
             Self::List => Features::LISTING,
             Self::Pin | Self::Unpin => Features::PINS,
             _ => Features::NONE,
@@ -254,7 +257,7 @@ impl Features {
     pub const LISTING: Self = Self(1 << 4);
     /// Pins.
     pub const PINS: Self = Self(1 << 5);
-    /// One-sided reads.
+    /// One-sided reads and pulled puts.
     pub const ONE_SIDED: Self = Self(1 << 8);
     /// Reserved for blocks by reference in shared memory.
     pub const SHARED_MEMORY: Self = Self(1 << 9);
@@ -298,7 +301,7 @@ mod tests {
                 }
             }
         }
-        // Reserved for pulled puts, and for many nodes.
-        assert!((65..96).all(|number| Verb::try_from(number).is_err()));
+        // Reserved for shared memory, and for many nodes.
+        assert!((66..96).all(|number| Verb::try_from(number).is_err()));
     }
 }

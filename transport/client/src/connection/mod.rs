@@ -25,9 +25,10 @@ use std::task::Waker;
 use terrace_wire::{ClientSession, ErrorCode, FrameHead, NodeTerms, SessionState, request};
 
 use crate::error::Failure;
+use crate::one_sided::RailsSlot;
 
 use link::Link;
-pub(crate) use open::{Hello, Wish, open};
+pub(crate) use open::{Hello, Wish, address_of, open, resolve};
 use receive::Incoming;
 pub(crate) use send::Frame;
 use send::Outgoing;
@@ -84,6 +85,8 @@ pub(crate) struct Connection {
     terms: NodeTerms,
     outgoing: async_lock::Mutex<Outgoing>,
     state: Mutex<State>,
+    /// By which one-sided reads go, once they were asked for here.
+    rails: async_lock::RwLock<RailsSlot>,
     /// Calls under way.
     calls: AtomicUsize,
     is_retired: AtomicBool,
@@ -99,6 +102,12 @@ impl Connection {
     /// What the node said of itself.
     pub(crate) const fn terms(&self) -> &NodeTerms {
         &self.terms
+    }
+
+    /// The rails that were asked for here. Who reads by them, or waits for what lies in their region,
+    /// holds the lock.
+    pub(crate) const fn rails(&self) -> &async_lock::RwLock<RailsSlot> {
+        &self.rails
     }
 
     /// Calls under way.
@@ -193,6 +202,11 @@ impl Call {
     /// The id of the request.
     pub(crate) const fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Lets the node carry the request out, and nobody wait for its reply.
+    pub(crate) fn leave(mut self) {
+        self.is_done = true;
     }
 }
 

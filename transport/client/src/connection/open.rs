@@ -1,17 +1,17 @@
 //! Making a connection: the address, the socket, the hellos.
 
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use async_io::Async;
-use futures_channel::oneshot;
 use terrace_fabric::tls::{ClientTls, TlsFault};
 use terrace_wire::limits::{VALUES_LEN_MAX, VERSION};
 use terrace_wire::{
-    ClientHello, ClientSession, ErrorFrame, Expected, FRAME_HEAD_LEN, Features, FrameHead,
-    FrameLimits, NodeTerms, Offer, Partial, Reply, Transport,
+    ClientHello, ClientSession, Endpoint, ErrorFrame, Expected, FRAME_HEAD_LEN, Features,
+    FrameHead, FrameLimits, NodeTerms, Offer, Partial, Reply, Transport,
 };
 
 use super::link::Link;
@@ -19,11 +19,13 @@ use super::receive::Incoming;
 use super::send::Outgoing;
 use super::{Connection, State};
 use crate::error::{Cause, Failure, Retry};
+use crate::thread::on_thread;
 
-/// What this client can: all that goes over TCP.
+/// What this client can in any case: all that goes over TCP.
 const FEATURES: Features = Features::STREAMED_PUTS
     .with(Features::EVENTS)
     .with(Features::LEASES)
+    .with(Features::DESCRIPTORS)
     .with(Features::LISTING)
     .with(Features::PINS);
 
@@ -44,8 +46,10 @@ pub(crate) struct Wish<'a> {
     pub(crate) address: &'a Arc<str>,
     /// The shard wanted; `None` for any.
     pub(crate) shard: Option<u32>,
-    /// Random for each process.
+    /// Random for each client.
     pub(crate) client_id: [u8; 16],
+    /// Whether it can do one-sided reads.
+    pub(crate) is_one_sided: bool,
     /// What shows who the client is.
     pub(crate) token: &'a [u8],
     /// What logs call it.
@@ -78,27 +82,18 @@ pub(crate) async fn open(wish: Wish<'_>) -> Result<(Arc<Connection>, Hello), Fai
 
 /// The addresses of a host and a port. A name is looked up on a thread of its own, as the operating
 /// system's own way blocks.
-async fn resolve(address: &Arc<str>) -> Result<Vec<SocketAddr>, Failure> {
+pub(crate) async fn resolve(address: &Arc<str>) -> Result<Vec<SocketAddr>, Failure> {
     if let Ok(address) = address.parse() {
         return Ok(vec![address]);
     }
-    let (sender, receiver) = oneshot::channel();
     let name = Arc::clone(address);
-    let spawned = std::thread::Builder::new()
-        .name("terrace-resolve".to_owned())
-        .spawn(move || {
-            let found = name.to_socket_addrs().map(Iterator::collect);
-            // Whoever asked may be gone.
-            drop(sender.send(found));
-        });
-    spawned.map_err(|error| Failure::unavailable(format_args!("look up the name: {error}")))?;
-    match receiver.await {
-        Ok(Ok(addresses)) => Ok(addresses),
-        Ok(Err(error)) => Err(Failure::unavailable(format_args!(
-            "look up the name: {error}"
-        ))),
-        Err(_) => Err(Failure::unavailable("the look-up of the name was given up")),
-    }
+    let look_up = move || name.to_socket_addrs().map(Iterator::collect);
+    let failed =
+        |error: &dyn fmt::Display| Failure::unavailable(format_args!("look up the name: {error}"));
+    let found = on_thread("terrace-resolve", look_up).await;
+    found
+        .map_err(|error| failed(&error))?
+        .map_err(|error| failed(&error))
 }
 
 async fn shake_hands(
@@ -108,11 +103,15 @@ async fn shake_hands(
     // Requests are whole when they are written.
     socket.get_ref().set_nodelay(true).map_err(failed)?;
     let link = link(wish, socket).await?;
+    let features = match wish.is_one_sided {
+        true => FEATURES.with(Features::ONE_SIDED),
+        false => FEATURES,
+    };
     let hello = ClientHello {
         version_low: VERSION,
         version_high: VERSION,
         shard: wish.shard,
-        features: FEATURES,
+        features,
         client_id: wish.client_id,
         limits: LIMITS,
         token: wish.token,
@@ -131,7 +130,7 @@ async fn shake_hands(
         return Err(ended(wish, &frame[..count]));
     }
     let mut session = ClientSession::new(Offer {
-        features: FEATURES,
+        features,
         limits: LIMITS,
     });
     let parsed = FrameHead::parse(&frame[..FRAME_HEAD_LEN], &LIMITS);
@@ -212,6 +211,7 @@ fn made(wish: Wish<'_>, link: Link, session: ClientSession, terms: NodeTerms) ->
             opened: Vec::new(),
             refused: Default::default(),
         }),
+        rails: Default::default(),
         calls: AtomicUsize::new(0),
         is_retired: AtomicBool::new(false),
         has_moved: AtomicBool::new(false),
@@ -225,19 +225,24 @@ fn hello_of(wish: Wish<'_>, hello: &terrace_wire::ServerHello<'_>) -> Hello {
         .iter()
         .filter(|endpoint| endpoint.transport == Transport::Tcp)
         .map(|endpoint| {
-            let host = match endpoint.host {
-                "" => host.to_owned(),
-                // IPv6 addresses stand in brackets before a port.
-                name if name.contains(':') && !name.starts_with('[') => format!("[{name}]"),
-                name => name.to_owned(),
-            };
-            let address = Arc::from(format!("{host}:{}", endpoint.port));
+            let address = Arc::from(address_of(endpoint, host));
             (endpoint.shard.map(u32::from), address)
         })
         .collect();
     Hello {
         terms: hello.terms,
         endpoints,
+    }
+}
+
+/// The address of an endpoint of a node that was reached at the host `here`.
+pub(crate) fn address_of(endpoint: Endpoint<'_>, here: &str) -> String {
+    let (host, port) = (endpoint.host, endpoint.port);
+    match host {
+        "" => format!("{here}:{port}"),
+        // IPv6 addresses stand in brackets before a port.
+        name if name.contains(':') && !name.starts_with('[') => format!("[{name}]:{port}"),
+        name => format!("{name}:{port}"),
     }
 }
 

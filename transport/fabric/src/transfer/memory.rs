@@ -15,6 +15,7 @@ use std::ptr::NonNull;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use terrace_slab::RegisteredRegion;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::error::TransferError;
@@ -158,6 +159,18 @@ impl Memory {
             is_made_here: false,
             keeper: Keeper::Mapping,
         })
+    }
+
+    /// The memory of a caller's region, which stays mapped as long as this. It does not count as
+    /// a user of the region.
+    ///
+    /// # Errors
+    /// [`TransferError::RegionLength`] when it is empty or too long.
+    pub fn of_region(region: &RegisteredRegion) -> Result<Self, TransferError> {
+        let (base, len) = (region.address(), region.len() as u64);
+        // SAFETY: the keeper keeps these bytes mapped; like those of this module, a region's
+        // bytes are never behind a reference.
+        unsafe { Self::from_raw(base, len, MemoryKind::Host, Box::new(region.keeper())) }
     }
 
     /// Memory that `owner` keeps mapped.
@@ -400,6 +413,22 @@ mod tests {
             Memory::hugepages(4096),
             Err(TransferError::RegionLength { len: 4096, .. })
         ));
+    }
+
+    #[test]
+    fn memory_of_a_region_is_its_bytes_and_outlives_it() {
+        let whole = RegisteredRegion::allocate(100).unwrap();
+        let part = whole.slice(10..20).unwrap();
+        let memory = Memory::of_region(&part).unwrap();
+        assert!(memory.write_at(0, b"0123456789") && !memory.write_at(1, b"0123456789"));
+        let mut back = [0; 12];
+        whole.slice(9..21).unwrap().copy_to(&mut back);
+        assert_eq!(&back, b"\x000123456789\x00");
+        drop((whole, part));
+        assert!(memory.read_at(0, &mut back[..10]));
+        assert_eq!(&back[..10], b"0123456789");
+        let whole = RegisteredRegion::allocate(1).unwrap();
+        assert!(Memory::of_region(&whole.slice(1..1).unwrap()).is_err());
     }
 
     #[test]

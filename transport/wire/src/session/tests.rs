@@ -352,6 +352,21 @@ fn unknown_verb_is_answered_and_the_connection_goes_on() {
 }
 
 #[test]
+fn rails_are_asked_for_and_answered_once() {
+    let (mut client, mut server) = open(2);
+    let id = client.begin(Verb::Rails, 24, 0, 0).unwrap();
+    let (mut head, body) = made(|out| crate::rails::encode_wanted(id, &[1; 16], [], out));
+    let taken = Incoming::Request(Verb::Rails);
+    assert_eq!(server.on_head(&head), Ok(taken));
+    let request = Request::decode(&head, &body).unwrap();
+    server.on_request(&head, &request).unwrap();
+    server.end(id, false, false).unwrap();
+    server.check();
+    head.flags = Flags::REPLY;
+    assert_eq!(client.on_head(&head), Ok(Expected::Reply(Verb::Rails)));
+}
+
+#[test]
 fn credit_that_is_held_comes_back_when_given() {
     let (mut client, mut server) = open(1);
     let id = client.begin(Verb::Exists, 64, 0, 1).unwrap();

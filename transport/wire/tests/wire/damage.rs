@@ -4,8 +4,8 @@
 
 use terrace_wire::{
     ErrorCode, Flags, FrameHead, FrameLimits, GetEntry, KeyEntry, KeyStatus, Limit,
-    NamespaceNumber, NodeTerms, OpenNamespace, Options, Partial, PutEntry, Reply, ReplyHead,
-    Request, RequestHead, Verb, WireError, reply, request,
+    NamespaceNumber, NodeTerms, OpenNamespace, Options, Partial, PullEntry, PutEntry, Reply,
+    ReplyHead, Request, RequestHead, Verb, WireError, rails, reply, request,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -208,11 +208,16 @@ const HEADS: [Row; 11] = [
     ("ping-reply", 5, 1, 5, "verb"),
 ];
 
-const REQUESTS: [Row; 21] = [
+const REQUESTS: [Row; 26] = [
     ("get", REQUEST + 20, 4, 8193, "count of entries"),
     ("get", REQUEST + 20, 4, 8000, "count of entries"),
     ("get", REQUEST + 20, 4, 0xffff_ffff, "count of entries"),
     ("put_begin", REQUEST + 20, 4, 0, "count of entries"),
+    ("pull", 20, 4, 1, "values length"),
+    ("pull", REQUEST + 20, 4, 4, "count of entries"),
+    ("pull", ENTRY + 16, 4, 0, "value length"),
+    ("pull", ENTRY + 48, 8, u64::MAX, "offset"),
+    ("rails", REQUEST + 16, 2, 17, "count of endpoints"),
     ("list", REQUEST + 20, 4, 1, "count of entries"),
     ("get", ENTRY, 2, 0, "key length"),
     ("get", ENTRY, 2, 513, "key length"),
@@ -253,7 +258,7 @@ const HELLOS: [Row; 18] = [
     ("hello-reply", 158, 2, 256, "host length"),
 ];
 
-const REPLIES: [Row; 12] = [
+const REPLIES: [Row; 16] = [
     ("get-reply", 32, 4, 8193, "first"),
     ("get-reply", 36, 4, 8193, "count of records"),
     ("get-reply", RECORD, 1, 9, "status code"),
@@ -271,6 +276,10 @@ const REPLIES: [Row; 12] = [
     ("list-reply", RECORD + 8 + 2, 1, 0, "tier"),
     ("events-reply", RECORD + 8 + 20, 1, 6, "kind"),
     ("error-reply", 32, 2, 11, "code"),
+    ("rails-reply", 52, 1, 0, "kind"),
+    ("rails-reply", 72, 2, 0, "count of endpoints"),
+    ("rails-reply", 72, 2, 17, "count of endpoints"),
+    ("rails-reply", 72, 2, 16, "count of entries"),
     ("error-reply", 34, 2, 513, "text length"),
 ];
 
@@ -331,6 +340,19 @@ fn encoding_what_is_not_allowed_names_it() {
     };
     let result = request::encode(Verb::Put, 1, &head, [empty], out);
     assert_eq!(field(result), "value length");
+    let past = PullEntry {
+        offset: u64::MAX,
+        ..samples::PULL
+    };
+    let result = request::encode(Verb::Pull, 1, &head, [past], out);
+    assert_eq!(field(result), "offset");
+    let many = || samples::endpoints().into_iter().cycle();
+    let result = rails::encode_wanted(1, &[1; 16], many().take(17), out);
+    assert_eq!(field(result), "count of endpoints");
+    for count in [0, 17] {
+        let result = rails::encode(1, &samples::RAILS, many().take(count), out);
+        assert_eq!(field(result), "count of endpoints");
+    }
     let result = request::encode(Verb::PutBegin, 1, &head, [samples::PUT; 2], out);
     assert_eq!(field(result), "count of entries");
     let many = std::iter::repeat_n(KeyEntry::plain(b"k"), 8193);

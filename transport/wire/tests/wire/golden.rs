@@ -45,7 +45,7 @@ fn tables() -> BTreeMap<String, (usize, Vec<Row>)> {
 #[test]
 fn tables_of_the_document_have_no_gaps_and_their_lengths() {
     let tables = tables();
-    assert_eq!(tables.len(), 14, "{:?}", tables.keys());
+    assert_eq!(tables.len(), 15, "{:?}", tables.keys());
     for (name, (len, rows)) in tables {
         let mut end = 0;
         for (offset, bytes, what) in rows {
@@ -208,6 +208,19 @@ fn request_head_and_entries_lie_as_documented() {
     let value = [None, Some(0x0001_0203), None, Some(0x6162_6364_6566_6768)];
     compare("Put entry", &put, first, &value);
     assert_eq!(number(&put[20..24]), 2 * 0x0001_0203);
+
+    let pull = find(&all, "pull");
+    assert_eq!(pull[first..first + 32], put[first..first + 32]);
+    let source = [
+        None,
+        Some(0x8182_8384),
+        None,
+        Some(0x9192_9394_9596_9798),
+        Some(0xa1a2_a3a4_a5a6_a7a8),
+    ];
+    compare("Pull entry", &pull, first, &source);
+    assert_eq!(&pull[first + 56..][..10], samples::KEY);
+    assert_eq!(number(&pull[20..24]), 0, "no values follow");
 
     let announce = find(&all, "announce");
     let mut access = Vec::new();

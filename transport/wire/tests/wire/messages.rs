@@ -10,9 +10,9 @@ use terrace_wire::{
     AccessEntry, ClientHello, Credit, Descriptor, Endpoint, ErrorCode, ErrorFrame, EventKind,
     EventRecord, Facts, Features, Flags, FrameHead, FrameLimits, GetEntry, Goodbye, GoodbyeReason,
     KeyEntry, KeyStatus, LeaseId, LeaseRecord, ListRequest, ListedBlock, Matched, NamespaceNumber,
-    NodeTerms, OpenNamespace, Options, Partial, Pong, PutEntry, PutPart, RailsTerms, Reach,
-    Rejection, Removed, Reply, ReplyHead, Request, RequestHead, Security, StreamEnd, Transport,
-    ValueRecord, Verb, WireError, rails, reply, request,
+    NodeTerms, OpenNamespace, Options, Partial, Pong, PullEntry, PutEntry, PutPart, RailsTerms,
+    Reach, Rejection, Removed, Reply, ReplyHead, Request, RequestHead, Security, StreamEnd,
+    Transport, ValueRecord, Verb, WireError, rails, reply, request,
 };
 
 /// The longest frame of these tests: 8 entries with their keys.
@@ -213,6 +213,19 @@ proptest! {
             prop_assert_eq!(records.values_len(), sum);
             prop_assert!(records.iter().eq(entries.iter().copied()));
         }
+        let pulls: Vec<PullEntry<'_>> = entries
+            .iter()
+            .map(|put| PullEntry {
+                put: *put, slot: put.len, epoch: put.checksum.0, offset: put.checksum.0 >> 1,
+            })
+            .collect();
+        asked!(
+            |out| request::encode(Verb::Pull, 7, &head, pulls.iter().copied(), out),
+            Request::Pull(found, records) => {
+                prop_assert_eq!((found, records.values_len()), (head, 0));
+                prop_assert!(records.iter().eq(pulls.iter().copied()));
+            }
+        );
         asked!(
             |out| request::encode(Verb::PutBegin, 7, &head, entries.first().copied(), out),
             Request::PutBegin(found, entry) => prop_assert_eq!((found, entry), (head, entries[0]))

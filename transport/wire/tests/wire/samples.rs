@@ -5,9 +5,9 @@ use terrace_wire::{
     AccessEntry, ClientHello, Credit, Descriptor, Endpoint, ErrorCode, ErrorFrame, EventKind,
     EventRecord, Facts, Features, Flags, FrameLimits, GetEntry, Goodbye, GoodbyeReason, KeyEntry,
     KeyStatus, LeaseId, LeaseRecord, ListRequest, ListedBlock, Matched, NamespaceNumber, NodeTerms,
-    OpenNamespace, Pong, PutEntry, PutPart, RailsTerms, Reach, Record, Rejection, Removed,
-    ReplyHead, RequestHead, Security, StreamEnd, Transport, ValueRecord, Verb, WireError, rails,
-    reply, request,
+    OpenNamespace, Pong, PullEntry, PutEntry, PutPart, RailsTerms, Reach, Record, Rejection,
+    Removed, ReplyHead, RequestHead, Security, StreamEnd, Transport, ValueRecord, Verb, WireError,
+    rails, reply, request,
 };
 
 /// A frame without its values.
@@ -115,6 +115,13 @@ pub(crate) const PUT: PutEntry<'static> = PutEntry {
     hint: HINT,
     len: 0x0001_0203,
     checksum: Checksum(0x6162_6364_6566_6768),
+};
+
+pub(crate) const PULL: PullEntry<'static> = PullEntry {
+    put: PUT,
+    slot: 0x8182_8384,
+    epoch: 0x9192_9394_9596_9798,
+    offset: 0xa1a2_a3a4_a5a6_a7a8,
 };
 
 pub(crate) const GET: GetEntry<'static> = GetEntry {
@@ -265,6 +272,7 @@ fn keyed_requests() -> Vec<Sample> {
         entries(Verb::Put, [PUT; 2]),
         entries(Verb::Upsert, [PUT; 2]),
         entries(Verb::PutBegin, [PUT]),
+        entries(Verb::Pull, [PULL; 2]),
         entries(Verb::Renew, ids),
         entries(Verb::Release, ids),
     ];
@@ -353,6 +361,7 @@ fn record_replies() -> Vec<Sample> {
         records(Verb::Locate, none, [DESCRIPTOR]),
         records(Verb::Put, none, STATUSES),
         records(Verb::Exists, none, STATUSES),
+        records(Verb::Pull, none, STATUSES),
         records(Verb::OpenNamespace, none, no_status),
     ]
 }
