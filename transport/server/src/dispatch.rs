@@ -123,9 +123,13 @@ async fn without_values(connection: &Rc<Connection>, id: u64, verb: Verb, reques
             let ticket = connection.ticket(id, verb, 0);
             events::events(connection, ticket, &told, kinds).await;
         }
-        Request::Rails(_) => {
+        Request::Rails(wanted) => {
             let ticket = connection.ticket(id, verb, 0);
-            one_sided::rails(connection, ticket).await;
+            one_sided::rails(connection, ticket, &wanted).await;
+        }
+        Request::Pull(told, entries) => {
+            let ticket = connection.ticket(id, verb, told.deadline_ms);
+            one_sided::pull(connection, ticket, &told, entries).await;
         }
         Request::Renew(told, ids) => leases::renew(connection, id, &told, ids),
         Request::Release(_, ids) => leases::release(connection, id, ids),

@@ -123,7 +123,7 @@ pub(crate) async fn grant(
     let shard = connection.shard();
     let span = duration(connection, told);
     let options = get_options(*hint, told.context);
-    let fence = rails.and_then(Rails::fence);
+    let fence = rails.and_then(|rails| rails.fence(&connection.host));
     let lease = shard.lease_fenced(key, span, &options, fence);
     let granted = match ticket.before_deadline(shard.runtime(), lease).await {
         None => return Err(KeyStatus::TimedOut),
@@ -160,6 +160,10 @@ pub(crate) async fn grant(
         is_on_rails: rails.is_some(),
         copied,
     };
+    let on_rails = u64::from(leased.is_on_rails);
+    connection
+        .host
+        .count(|counters| counters.rails_leases += on_rails);
     connection.leases.borrow_mut().insert(lease.id, leased);
     let in_arena = rails.map_or(0, |_| lease.descriptor.offset);
     Ok(Granted {

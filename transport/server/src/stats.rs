@@ -57,6 +57,12 @@ counters! {
     get_misses: "terrace_server_get_misses_total",
     /// Entries of puts whose values were taken.
     put_values: "terrace_server_put_values_total",
+    /// Values of puts that were read from memory of the client.
+    pulled_values: "terrace_server_pulled_values_total",
+    /// Clients that were sent away as a lease on rails ended without a release, by this shard.
+    clients_fenced: "terrace_server_clients_fenced_total",
+    /// Leases by which blocks are read one-sided.
+    rails_leases: "terrace_server_rails_leases_total",
     /// Keys that belong to another shard.
     wrong_shard: "terrace_server_wrong_shard_total",
     /// Entries of gets answered as timed out.

@@ -1,17 +1,19 @@
 //! A client with rails: its ticket, and how that is taken back.
 
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_channel::oneshot;
 use terrace_engine::Fence;
-use terrace_fabric::transfer::{Region, Ticket, TransferEngine};
+use terrace_fabric::transfer::{Peer, Region, Ticket, TransferEngine, TransferError};
 use terrace_runtime::LocalFuture;
 
 use super::staging::Staging;
 use super::{OneSided, OneSidedError, OneSidedReach};
+use crate::host::Host;
 
 /// How long connections of a client may take to end before that is told and tried again.
 const EXPEL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,8 +28,36 @@ pub(crate) struct Client {
 struct State {
     grant: Option<Arc<Grant>>,
     last: u64,
+    /// Its own engine, from which values of puts are read.
+    source: Option<Arc<Source>>,
     /// Who waits until a grant that was taken back reaches nothing any more, by its number.
     ending: HashMap<u64, Vec<oneshot::Sender<()>>>,
+}
+
+/// A client's engine, opened with a ticket of it.
+pub(super) struct Source {
+    ticket: Ticket,
+    /// Taken when this is dropped.
+    peer: Option<Peer>,
+    // Outlives the peer, whose threads use its engine.
+    owner: Arc<OneSided>,
+}
+
+impl Source {
+    pub(super) const fn peer(&self) -> Option<&Peer> {
+        self.peer.as_ref()
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let (peer, owner) = (self.peer.take(), Arc::clone(&self.owner));
+        // It waits for its threads.
+        spawn(move || {
+            drop(peer);
+            drop(owner);
+        });
+    }
 }
 
 /// What a client has until it is taken back.
@@ -47,13 +77,11 @@ impl Grant {
                 clients_max,
             } => Some(Staging::new(owner, client_len, clients_max)?),
         };
-        let arenas = owner.arenas.as_ref().map(|arenas| &arenas.engine);
-        let engine = staging.as_ref().map(|staging| &staging.engine).or(arenas);
-        let invited = engine.map(TransferEngine::invite).transpose()?;
+        let engine = staging.as_ref().map_or(&owner.engine, |own| &own.engine);
         Ok(Self {
+            ticket: engine.invite()?,
             owner: Arc::clone(owner),
             number,
-            ticket: invited.unwrap_or(Ticket::from_bytes([0; 16])),
             staging,
         })
     }
@@ -64,25 +92,22 @@ impl Grant {
     }
 
     /// The engine that the ticket is for.
-    pub(super) fn engine(&self) -> Option<&TransferEngine> {
-        match &self.staging {
-            Some(staging) => Some(&staging.engine),
-            None => self.owner.arenas.as_ref().map(|arenas| &arenas.engine),
-        }
+    pub(super) fn engine(&self) -> &TransferEngine {
+        self.staging()
+            .map_or(&self.owner.engine, |staging| &staging.engine)
     }
 
     /// The region that descriptors of a shard lie in.
     pub(super) fn region(&self, shard: usize) -> Option<&Arc<Region>> {
         match &self.staging {
             Some(staging) => Some(&staging.region),
-            None => self.owner.arenas.as_ref()?.regions.get(shard),
+            None => self.owner.arenas.get(shard),
         }
     }
 
     /// Sends the client away, however long that takes.
     fn end(&self) {
-        let Some(engine) = self.engine() else { return };
-        while let Err(error) = engine.expel(&self.ticket, EXPEL_TIMEOUT) {
+        while let Err(error) = self.engine().expel(&self.ticket, EXPEL_TIMEOUT) {
             tracing::error!(%error, "a client cannot be kept away; its slots stay as they are");
         }
     }
@@ -110,6 +135,35 @@ impl Client {
         let grant = Arc::new(Grant::new(&self.owner, state.last)?);
         state.grant = Some(Arc::clone(&grant));
         Ok(grant)
+    }
+
+    /// Opens the client's engine, from which values of puts are read; blocks until that is done.
+    pub(super) fn open(
+        &self,
+        addresses: &[SocketAddr],
+        ticket: Ticket,
+    ) -> Result<(), TransferError> {
+        if self.source().is_some_and(|source| source.ticket == ticket) {
+            return Ok(());
+        }
+        let peer = self.owner.engine.open_as(addresses, &ticket)?;
+        let source = Source {
+            ticket,
+            peer: Some(peer),
+            owner: Arc::clone(&self.owner),
+        };
+        self.state().source = Some(Arc::new(source));
+        Ok(())
+    }
+
+    /// The client's engine, once it is open.
+    pub(super) fn source(&self) -> Option<Arc<Source>> {
+        self.state().source.clone()
+    }
+
+    /// The arena of a shard, as values are read into it.
+    pub(super) fn arena(&self, shard: usize) -> Option<&Arc<Region>> {
+        self.owner.arenas.get(shard)
     }
 
     fn has(&self, number: u64) -> bool {
@@ -197,15 +251,30 @@ impl Rails {
     }
 
     /// What leases on them end behind.
-    pub(crate) fn fence(&self) -> Option<Rc<dyn Fence>> {
+    pub(crate) fn fence(&self, host: &Rc<Host>) -> Option<Rc<dyn Fence>> {
         let is_skipped = self.client.owner.config.skip_fence;
-        let fence = || -> Rc<dyn Fence> { Rc::new(self.clone()) };
+        let fence = || -> Rc<dyn Fence> {
+            Rc::new(RailsFence {
+                rails: self.clone(),
+                host: Rc::downgrade(host),
+            })
+        };
         (!is_skipped).then(fence)
     }
 }
 
-impl Fence for Rails {
+/// Takes the rails back.
+struct RailsFence {
+    rails: Rails,
+    host: Weak<Host>,
+}
+
+impl Fence for RailsFence {
     fn raise(self: Rc<Self>) -> LocalFuture<'static, ()> {
-        Box::pin(Arc::clone(&self.client).expel(self.grant.number))
+        if let Some(host) = self.host.upgrade().filter(|_| self.rails.are_granted()) {
+            host.count(|counters| counters.clients_fenced += 1);
+        }
+        let Rails { client, grant } = &self.rails;
+        Box::pin(Arc::clone(client).expel(grant.number))
     }
 }

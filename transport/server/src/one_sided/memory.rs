@@ -16,7 +16,8 @@ pub(super) fn of_arena(shared: &Arc<ArenaShared>) -> Result<Memory, TransferErro
     };
     let base = arena.address(0, arena.len());
     let owner = Box::new(Arc::clone(shared));
-    // SAFETY: the owner keeps the arena mapped. It is registered for reading alone, so nothing is
-    // written through it; who reads a slot that is written meanwhile is told by its checksum.
+    // SAFETY: the owner keeps the arena mapped. Peers may read it at most: who reads a slot that is
+    // written meanwhile is told by its checksum. This end writes to slots whose writer `pull` has
+    // and does not look at until the transfer is over.
     unsafe { Memory::from_raw(base, arena.len(), kind, owner) }
 }

@@ -4,7 +4,8 @@
 //! A client asks for rails and gets a ticket of a transfer engine, the same on all of its
 //! connections. Leases that it takes on them are fenced: one that ends without a release makes the
 //! node take the ticket back before the slot is used again. The shards' threads have no part in
-//! reads.
+//! reads. Puts go the other way: the node opens the client's engine and reads values into slots, so
+//! that nobody ever has a key to write to the node's memory.
 //!
 //! **Invariants**
 //! - A slot that a client may read by its ticket is leased to it, or the ticket was taken back.
@@ -16,6 +17,7 @@ mod client;
     reason = "an arena's address is given to a transfer engine"
 )]
 mod memory;
+mod pull;
 mod rails;
 mod staging;
 
@@ -25,6 +27,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use futures_channel::oneshot;
 use terrace_engine::{ArenaShared, Backing};
 use terrace_fabric::transfer::{
     Access, Admission, EngineConfig, Region, TransferEngine, TransferError, Transport,
@@ -32,11 +35,15 @@ use terrace_fabric::transfer::{
 use terrace_fabric::verbs::{RdmaConfig, RdmaTransport, VerbsError};
 
 pub(crate) use self::client::{Client, Rails};
+pub(crate) use self::pull::pull;
 pub(crate) use self::rails::rails;
 pub(crate) use self::staging::Copied;
 
 /// How long a rail of the node's own may be without progress.
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a client's engine may be out of reach before a put of it is given up.
+const LOST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Memory of a client's copies: from one block of the shortest kind to what a table of it allows.
 const STAGED_LEN: (u64, u64) = (1 << 20, 1 << 40);
@@ -129,16 +136,13 @@ impl OneSidedConfig {
 /// See the module's text. All shards share it.
 pub(crate) struct OneSided {
     config: OneSidedConfig,
-    /// The arenas by shard, and what serves them, where clients may read them.
-    arenas: Option<Arenas>,
+    /// Reads values of puts into the arenas, and serves these where clients may read them.
+    engine: TransferEngine,
+    /// The arenas by shard.
+    arenas: Vec<Arc<Region>>,
     clients: Mutex<HashMap<[u8; 16], Weak<Client>>>,
     /// Clients that have memory for copies.
     staged: AtomicUsize,
-}
-
-struct Arenas {
-    engine: TransferEngine,
-    regions: Vec<Arc<Region>>,
 }
 
 impl OneSided {
@@ -147,22 +151,17 @@ impl OneSided {
         arenas: &[Arc<ArenaShared>],
     ) -> Result<Arc<Self>, OneSidedError> {
         config.check()?;
-        let arenas = match config.reach {
-            OneSidedReach::Staged { .. } => {
-                // What is wrong with a device shows now, and not at the first client.
-                drop(engine(&config)?);
-                None
-            }
-            OneSidedReach::Arena => {
-                let engine = engine(&config)?;
-                let memory = arenas.iter().map(memory::of_arena);
-                let register = |memory| engine.register(memory?, Access::Read);
-                let regions = memory.map(register).collect::<Result<_, _>>()?;
-                Some(Arenas { engine, regions })
-            }
+        let (access, listens) = match config.reach {
+            OneSidedReach::Staged { .. } => (Access::Local, false),
+            OneSidedReach::Arena => (Access::Read, true),
         };
+        let engine = engine(&config, listens)?;
+        let memory = arenas.iter().map(memory::of_arena);
+        let register = |memory| engine.register(memory?, access);
+        let arenas = memory.map(register).collect::<Result<_, _>>()?;
         Ok(Arc::new(Self {
             config,
+            engine,
             arenas,
             clients: Mutex::default(),
             staged: AtomicUsize::new(0),
@@ -207,20 +206,40 @@ impl Drop for Place {
     }
 }
 
-/// A transfer engine for invited openers.
-fn engine(config: &OneSidedConfig) -> Result<TransferEngine, OneSidedError> {
+/// A transfer engine for invited openers, or for nobody.
+fn engine(config: &OneSidedConfig, listens: bool) -> Result<TransferEngine, OneSidedError> {
     let mut transports: Vec<Arc<dyn Transport>> = Vec::new();
     if let Some(rdma) = &config.rdma {
         transports.push(RdmaTransport::open(rdma)?);
     }
-    let listen = config.hosts.iter().map(|host| SocketAddr::new(*host, 0));
+    let hosts = config.hosts.iter().filter(|_| listens);
+    let listen = hosts.map(|host| SocketAddr::new(*host, 0));
     let config = EngineConfig {
         listen: listen.collect(),
         admission: Admission::Invited,
+        lost_timeout: LOST_TIMEOUT,
         stall_timeout: STALL_TIMEOUT,
         ..EngineConfig::default()
     };
     Ok(TransferEngine::start_with(config, transports)?)
+}
+
+/// What `work` comes to, which blocks, on a thread of its own.
+///
+/// # Errors
+/// What became of the thread.
+async fn on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, String> {
+    let (sender, receiver) = oneshot::channel();
+    let spawned = std::thread::Builder::new()
+        .name(name.to_owned())
+        // Whoever asked may be gone.
+        .spawn(move || drop(sender.send(work())));
+    spawned.map_err(|error| format!("start a thread: {error}"))?;
+    let gone = |_| format!("the thread {name} panicked");
+    receiver.await.map_err(gone)
 }
 
 /// Bytes of a page that memory of an arena lies on.

@@ -31,7 +31,7 @@ impl Staging {
         clients_max: usize,
     ) -> Result<Self, OneSidedError> {
         let place = owner.take_place(clients_max)?;
-        let engine = engine(owner.config())?;
+        let engine = engine(owner.config(), true)?;
         let len = len / GRANULE * GRANULE;
         let region = engine.register(memory(len)?, Access::Read)?;
         // Of a terabyte at most, so it fits.
