@@ -13,11 +13,12 @@ use xxhash_rust::xxh3::Xxh3;
 use super::Reach;
 use super::rails::{Opened, Rails};
 use crate::client::{CallOptions, Namespace};
+use crate::connection::end_all;
 use crate::error::{Cause, Error, Failure, Retry};
 use crate::fan_out::Plan;
 use crate::get::{Part, copy_into, hash_of_region, seed_of_whole, wipe};
 use crate::keys::{millis, split_keys};
-use crate::lease::{Held, Lease, Leased};
+use crate::lease::Lease;
 use crate::locate::{At, Found, Located};
 use crate::pool::{Counters, Pools};
 use crate::region::Region;
@@ -193,16 +194,11 @@ impl Namespace {
             .into_iter()
             .filter_map(|refused| refused.or_else(|| found.next()))
             .collect();
-        let leases = found.iter().flatten().filter_map(|found| match found {
-            Found::Looked(Lookup::Hit { value, .. }) => value.lease().cloned(),
-            _ => None,
-        });
-        let held = Held::new(self, leases.collect());
         let reads = found
             .iter()
             .zip(targets)
             .filter_map(|(found, (_, target))| {
-                let Ok(Found::Looked(Lookup::Hit { value, .. })) = found else {
+                let Ok(Found::Looked(Lookup::Hit { value, .. }, _)) = found else {
                     return None;
                 };
                 Read::of(value, target)
@@ -210,34 +206,30 @@ impl Namespace {
         let reads: Vec<_> = reads.collect();
         let pools = &self.client.pools;
         let mut read = pools.read_all(reach, &reads, plan).await.into_iter();
-        // What is not told of in time is told of behind this call.
-        let told = plan.within(async {
-            held.let_go().await;
-            Ok(())
-        });
-        drop(told.await);
         let mut next = || read.next().unwrap_or_else(|| Err(no_way()));
-        let taken = found.into_iter().zip(targets);
-        taken
-            .map(|(found, (_, target))| match found {
-                Err(error) => Ok(Err(error)),
-                Ok(Found::NoRails(failure)) => Err(Missed::Gone(failure)),
-                Ok(Found::Looked(lookup)) => match &lookup {
-                    Lookup::Hit { value, .. } => {
-                        let part = match &value.at {
-                            At::Here(bytes) => Ok(copy_short(bytes, target)),
-                            At::Leased { rails: Some(_), .. } => next(),
-                            At::Leased { rails: None, .. } => Err(no_way()),
-                        }?;
-                        Ok(Ok(lookup.map(|_| part)))
-                    }
-                    _ => Ok(Ok(lookup.map(|_| Part {
-                        len: 0,
-                        block_len: 0,
-                    }))),
-                },
-            })
-            .collect()
+        let mut leases = Vec::new();
+        let mut take = |(found, (_, target)): (_, &(_, &Region))| match found {
+            Err(error) => Ok(Err(error)),
+            Ok(Found::NoRails(failure)) => Err(Missed::Gone(failure)),
+            Ok(Found::Looked(lookup, lease)) => {
+                leases.extend(lease);
+                let mut part = Ok(Part {
+                    len: 0,
+                    block_len: 0,
+                });
+                if let Lookup::Hit { value, .. } = &lookup {
+                    part = match &value.at {
+                        At::Here(bytes) => Ok(copy_short(bytes, target)),
+                        At::Leased { rails: Some(_), .. } => next(),
+                        At::Leased { rails: None, .. } => Err(no_way()),
+                    };
+                }
+                part.map(|part| Ok(lookup.map(|_| part)))
+            }
+        };
+        let outcomes = found.into_iter().zip(targets).map(&mut take).collect();
+        end_all(leases);
+        outcomes
     }
 }
 
