@@ -48,8 +48,8 @@ pub use terrace_nvme::tier::{DeviceGauges, Health, TierCounters};
 pub use terrace_nvme::uring::RingReport;
 pub use terrace_runtime::block_on;
 pub use terrace_slab::{
-    Backing, HugepageMode, PinnedBlock, PoolStats, RegionError, RegisteredRegion, SlotWriter,
-    hugepages,
+    ArenaShared, Backing, HugepageMode, PageRun, PageRuns, PinnedBlock, PoolStats, RegionError,
+    RegisteredRegion, SlotWriter, hugepages,
 };
 pub use terrace_types::{
     Access, BlockKey, BlockKind, Checksum, Hint, KeyHash, Lookup, Namespace, PutOutcome,

@@ -11,6 +11,9 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod tcp;
 pub mod tls;
 pub mod transfer;

@@ -16,6 +16,8 @@ mod drive;
 mod engine;
 mod error;
 mod flight;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod host;
 pub mod limits;
 mod link;
@@ -24,6 +26,7 @@ mod memory;
 mod peer;
 mod region;
 mod request;
+mod retired;
 #[expect(unsafe_code, reason = "maps memory of other processes")]
 mod shm;
 mod table;
@@ -48,5 +51,5 @@ pub use ticket::{Admission, Ticket};
 pub use topology::Topology;
 pub use transport::{
     Ask, Ended, Interest, Operation, Rail, RailLink, Session, Slice, SliceId, Transport,
-    TransportKind,
+    TransportKind, TransportSet,
 };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use terrace_engine::{Engine, UnavailableReason};
+use terrace_engine::{ArenaShared, Engine, UnavailableReason};
 use terrace_fabric::tls::NodeTls;
 use terrace_runtime::executor::MonotonicClock;
 use terrace_runtime::mailbox::mailbox;
@@ -19,6 +19,7 @@ use terrace_types::Clock;
 
 use crate::config::ServerConfig;
 use crate::host::{Arrival, CloseWhich, Command, Host, Seat, Shared};
+use crate::one_sided::{OneSided, OneSidedError};
 use crate::stats::{ServerCounters, ServerReport};
 
 /// Commands that may wait for a shard's host.
@@ -45,6 +46,9 @@ pub enum ServerError {
         /// What it said.
         cause: std::io::Error,
     },
+    /// There are no rails to be had as they were asked for.
+    #[error("one-sided reads: {0}")]
+    OneSided(#[from] OneSidedError),
     /// A shard did not take its part of the server.
     #[error("start the server on shard {shard}: {reason:?}")]
     Shard {
@@ -53,6 +57,15 @@ pub enum ServerError {
         /// Why.
         reason: UnavailableReason,
     },
+}
+
+/// The arenas of all shards.
+fn arenas(engine: &Engine) -> Result<Vec<Arc<ArenaShared>>, ServerError> {
+    let arena_of = |shard| {
+        let arena = engine.run_on(shard, |shard| std::future::ready(Arc::clone(shard.arena())));
+        block_on(arena).map_err(|reason| ServerError::Shard { shard, reason })
+    };
+    (0..engine.shards()).map(arena_of).collect()
 }
 
 /// What a drain came to.
@@ -93,10 +106,15 @@ impl Server {
             hosts.push(sender);
             inboxes.push(inbox);
         }
+        let one_sided = match config.one_sided.clone() {
+            None => None,
+            Some(wanted) => Some(OneSided::start(wanted, &arenas(engine)?)?),
+        };
         let shared = Arc::new(Shared {
             config,
             hosts,
             port: address.port(),
+            one_sided,
         });
         let mut server = Self {
             shared: Arc::clone(&shared),

@@ -7,6 +7,8 @@ use terrace_types::limits::BLOCK_LEN_MAX;
 use terrace_wire::FrameLimits;
 use terrace_wire::limits::BODY_LEN_MAX;
 
+use crate::one_sided::OneSidedConfig;
+
 /// What a server is started with. Start from [`ServerConfig::default`].
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -30,6 +32,8 @@ pub struct ServerConfig {
     pub deadline_max: Duration,
     /// Longest lease or pin.
     pub lease_max: Duration,
+    /// How clients read leased blocks by themselves; `None`: they do not.
+    pub one_sided: Option<OneSidedConfig>,
     /// Requests that take longer are remembered as slow, and logged; zero for none.
     pub slow: Duration,
 }
@@ -60,6 +64,7 @@ impl Default for ServerConfig {
             silence_max: Duration::from_secs(300),
             deadline_max: Duration::from_secs(30),
             lease_max: Duration::from_secs(600),
+            one_sided: None,
             slow: Duration::from_millis(100),
         }
     }

@@ -14,7 +14,7 @@ use terrace_wire::{
 use crate::connection::{Connection, Ticket};
 use crate::session::End;
 use crate::values::{Frames, skip};
-use crate::{events, get, leases, list, locate, pins, put, stream};
+use crate::{events, get, leases, list, locate, one_sided, pins, put, stream};
 
 /// Keys of a request that are looked at before other tasks of the thread run.
 const KEYS_IN_A_ROW: usize = 512;
@@ -122,6 +122,10 @@ async fn without_values(connection: &Rc<Connection>, id: u64, verb: Verb, reques
             // Without entries there is nothing that could be late.
             let ticket = connection.ticket(id, verb, 0);
             events::events(connection, ticket, &told, kinds).await;
+        }
+        Request::Rails(_) => {
+            let ticket = connection.ticket(id, verb, 0);
+            one_sided::rails(connection, ticket).await;
         }
         Request::Renew(told, ids) => leases::renew(connection, id, &told, ids),
         Request::Release(_, ids) => leases::release(connection, id, ids),

@@ -22,6 +22,7 @@ use terrace_wire::{ErrorCode, Features, FrameLimits, GoodbyeReason, NodeTerms, S
 use crate::config::{CREDIT_BYTES, LIMITS, ServerConfig};
 use crate::connection::{Connection, Overdue};
 use crate::latency::{Hop, Latencies};
+use crate::one_sided::OneSided;
 use crate::session;
 use crate::slow::{SlowLog, SlowRequest};
 use crate::socket::{Records, ShardSocket};
@@ -90,6 +91,8 @@ pub(crate) struct Shared {
     pub(crate) hosts: Vec<MailboxSender<Command>>,
     /// The port that clients come to.
     pub(crate) port: u16,
+    /// Rails for clients, where they may have them.
+    pub(crate) one_sided: Option<Arc<OneSided>>,
 }
 
 /// See the module's text.
@@ -293,7 +296,10 @@ impl Host {
             version: VERSION,
             security: security(config),
             shard: self.shard.number() as u32,
-            features: FEATURES,
+            features: match self.shared.one_sided {
+                Some(_) => FEATURES.with(Features::ONE_SIDED),
+                None => FEATURES,
+            },
             node_id: config.node_id,
             node_epoch: config.node_epoch,
             map_epoch: 1,

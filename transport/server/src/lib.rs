@@ -8,7 +8,7 @@
 //! What a client can make a node keep is bounded: requests by credit, bytes that wait for it by a
 //! window, slots by its streamed puts; a watch ends what is silent, stalled or does not read.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod accept;
 mod config;
@@ -22,6 +22,7 @@ mod leases;
 mod list;
 mod locate;
 mod namespaces;
+mod one_sided;
 mod outbox;
 mod pins;
 mod put;
@@ -36,6 +37,7 @@ mod values;
 pub use accept::{DrainReport, Observer, Server, ServerError};
 pub use config::ServerConfig;
 pub use latency::{EDGES, EDGES_NS, Histogram, Hop, Latencies};
+pub use one_sided::{OneSidedConfig, OneSidedError, OneSidedReach};
 pub use slow::{SLOW_MAX, SlowRequest};
 pub use stats::{ServerCounters, ServerReport};
 pub use terrace_fabric::tls;

@@ -4,12 +4,13 @@ use std::rc::Rc;
 
 use terrace_engine::{LocalPin, Lookup, Tier};
 use terrace_types::Checksum;
-use terrace_wire::{Descriptor, KeyEntry, KeyStatus, Records, RequestHead, reply};
+use terrace_wire::{Descriptor, ErrorCode, KeyEntry, KeyStatus, Records, RequestHead, reply};
 
 use crate::connection::{Connection, Ticket};
 use crate::dispatch::{Asked, get_options, keys_of};
 use crate::latency::Hop;
 use crate::leases::{Granted, grant, none};
+use crate::one_sided::Rails;
 
 /// Bytes of a descriptor.
 const RECORD_LEN: usize = 56;
@@ -41,8 +42,15 @@ pub(crate) async fn locate(
     let Some(namespace) = connection.namespace(ticket.id, ticket.verb, told) else {
         return;
     };
+    let rails = connection.rails.borrow().clone();
+    //= docs/wire-protocol.md#WP-28
+    if rails.as_ref().is_some_and(|rails| !rails.are_granted()) {
+        let text = "the rails were taken back; ask for new ones";
+        return connection.refuse(ticket.id, ticket.verb.number(), ErrorCode::NoRails, text);
+    }
     let work = Locate {
         connection: Rc::clone(connection),
+        rails,
         ticket: ticket.clone(),
         told: *told,
         keys: keys_of(namespace, keys),
@@ -57,6 +65,7 @@ pub(crate) async fn locate(
 /// A locate under way, and the frame that it fills.
 struct Locate {
     connection: Rc<Connection>,
+    rails: Option<Rails>,
     ticket: Ticket,
     told: RequestHead,
     keys: Vec<Asked>,
@@ -113,7 +122,7 @@ impl Locate {
                 Some(lookup) => return Found::Status(KeyStatus::of_lookup(&lookup)),
             }
         }
-        match grant(connection, ticket, &self.told, asked).await {
+        match grant(connection, ticket, &self.told, asked, self.rails.as_ref()).await {
             Ok(granted) => Found::Leased(granted),
             Err(status) => Found::Status(status),
         }
@@ -163,14 +172,13 @@ impl Locate {
     }
 }
 
-/// What a client reads a leased block by. No fabric has the arena registered: the connection's
-/// features name no way to read from it, and address and key are zero.
+/// What a client reads a leased block by. Without rails the address is zero.
 const fn descriptor_of(granted: &Granted) -> Descriptor {
     let place = &granted.lease.descriptor;
     Descriptor {
         lease: granted.record(),
         checksum: place.checksum,
-        address: 0,
+        address: granted.address,
         rkey: 0,
         generation: place.generation,
         inline_len: 0,

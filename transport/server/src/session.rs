@@ -207,6 +207,7 @@ async fn hello(connection: &Rc<Connection>, frames: &mut Frames) -> Result<Optio
     }
     let terms = connection.session.borrow_mut().on_hello(&hello)?;
     connection.terms.set(terms);
+    connection.client_id.set(hello.client_id);
     tracing::debug!(
         connection = connection.number,
         peer = %connection.peer,

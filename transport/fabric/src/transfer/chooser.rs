@@ -13,6 +13,8 @@
 
 use std::time::Duration;
 
+use super::transport::{TransportKind, TransportSet};
+
 /// Bytes a second that a rail is taken for until it is measured, unless its link says: 10 GbE.
 const BANDWIDTH_ASSUMED: f64 = 1.25e9;
 
@@ -72,11 +74,15 @@ pub struct SliceTraits {
     pub len: u64,
     /// The NUMA node of its local memory, if that is known.
     pub node: Option<usize>,
+    /// The kinds of rails that can move it.
+    pub kinds: TransportSet,
 }
 
 /// What is known of a rail when it is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RailTraits {
+    /// How it moves bytes.
+    pub kind: TransportKind,
     /// Rails of a lower rank are used only while all of a higher one are down. The higher number
     /// is the higher rank.
     pub rank: u8,
@@ -208,24 +214,28 @@ impl Chooser {
         &self.rails
     }
 
-    /// The rails that may be given something: those up, of the highest rank that has one.
-    fn usable(&self) -> impl Iterator<Item = (usize, &RailFigures)> {
-        let up = || self.rails.iter().filter(|rail| rail.is_up());
-        let rank = up().map(|rail| rail.traits.rank).max();
-        let is_usable = move |rail: &RailFigures| rail.is_up() && Some(rail.traits.rank) == rank;
+    /// The rails that may be given a slice that goes by `kinds`: those up, of the highest rank
+    /// that has one.
+    fn usable(&self, kinds: TransportSet) -> impl Iterator<Item = (usize, &RailFigures)> {
+        let is_up = move |rail: &RailFigures| rail.is_up() && kinds.contains(rail.traits.kind);
+        let up = self.rails.iter().filter(|rail| is_up(rail));
+        let rank = up.map(|rail| rail.traits.rank).max();
+        let is_usable = move |rail: &RailFigures| is_up(rail) && Some(rail.traits.rank) == rank;
         self.rails
             .iter()
             .enumerate()
             .filter(move |(_, rail)| is_usable(rail))
     }
 
-    /// Whether any rail is up.
+    /// Whether any rail of `kind` is up.
     #[must_use]
-    pub fn is_any_up(&self) -> bool {
-        self.rails.iter().any(RailFigures::is_up)
+    pub fn is_any_up(&self, kind: TransportKind) -> bool {
+        let mut rails = self.rails.iter();
+        rails.any(|rail| rail.is_up() && rail.traits.kind == kind)
     }
 
-    /// The rail that is to have a slice now, when `backlog_len` bytes wait with it. `None`: no rail has room, or waiting for one that has none is better.
+    /// The rail that is to have a slice now, when `backlog_len` bytes wait with it. `None`: no
+    /// rail has room, or waiting for one that has none is better.
     #[must_use]
     pub fn choose(&self, slice: SliceTraits, backlog_len: u64, now_ns: u64) -> Option<usize> {
         let len = slice.len;
@@ -233,13 +243,16 @@ impl Chooser {
         if self.rails[first].has_room(len) {
             return Some(first);
         }
-        let outstanding: u64 = self.usable().map(|(_, rail)| rail.outstanding_len).sum();
+        let outstanding: u64 = self
+            .usable(slice.kinds)
+            .map(|(_, rail)| rail.outstanding_len)
+            .sum();
         let bandwidth: f64 = self
-            .usable()
+            .usable(slice.kinds)
             .map(|(_, rail)| rail.expected_bandwidth(slice.node, now_ns))
             .sum();
         let whole = (outstanding + backlog_len.max(len)) as f64 / bandwidth;
-        self.usable()
+        self.usable(slice.kinds)
             .filter(|(_, rail)| rail.has_room(len))
             .map(|(ix, rail)| (ix, rail.finish(slice, now_ns)))
             .filter(|(_, finish)| *finish <= whole * LATE_FACTOR)
@@ -256,7 +269,7 @@ impl Chooser {
     }
 
     fn first_to_finish(&self, slice: SliceTraits, now_ns: u64) -> Option<usize> {
-        self.usable()
+        self.usable(slice.kinds)
             .map(|(ix, rail)| (ix, rail.finish(slice, now_ns)))
             .min_by(|a, b| a.1.total_cmp(&b.1))
             .map(|(ix, _)| ix)

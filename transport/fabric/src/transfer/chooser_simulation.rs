@@ -16,7 +16,11 @@ const DELAY_NS: u64 = 20_000;
 const LOSS_NOTICED_NS: u64 = 300_000;
 
 const fn slice(len: u64) -> SliceTraits {
-    SliceTraits { len, node: Some(0) }
+    SliceTraits {
+        len,
+        node: Some(0),
+        kinds: TransportSet::ALL,
+    }
 }
 
 struct Random(u64);
@@ -137,6 +141,7 @@ impl Simulation {
 
     fn new(links: Vec<Link>, len: u64) -> Self {
         let traits = RailTraits {
+            kind: TransportKind::Tcp,
             rank: 0,
             bandwidth: None,
             distances: Distances::default(),
@@ -402,6 +407,7 @@ fn rails_with_losses_and_returns_reach_the_ideal() {
 #[test]
 fn lower_rank_is_used_only_when_the_higher_one_is_down() {
     let traits = |rank| RailTraits {
+        kind: TransportKind::Tcp,
         rank,
         bandwidth: None,
         distances: Distances::default(),
@@ -432,8 +438,33 @@ fn lower_rank_is_used_only_when_the_higher_one_is_down() {
 }
 
 #[test]
+fn slice_goes_by_a_kind_that_can_move_it_whatever_its_rank() {
+    let traits = |kind, rank| RailTraits {
+        kind,
+        rank,
+        bandwidth: None,
+        distances: Distances::default(),
+    };
+    let (tcp, rdma) = (TransportKind::Tcp, TransportKind::Rdma);
+    let mut chooser = Chooser::new(&[traits(tcp, 0), traits(rdma, 1)], Duration::from_secs(1));
+    let of = |kinds| SliceTraits {
+        kinds,
+        ..slice(SLICE_LEN)
+    };
+    let only = |kind| of(TransportSet::from_iter([kind]));
+    assert_eq!(chooser.choose(of(TransportSet::ALL), 1 << 30, 0), Some(1));
+    assert_eq!(chooser.choose(only(tcp), 1 << 30, 0), Some(0));
+    assert_eq!(chooser.choose_urgent(only(tcp), 0), Some(0));
+    chooser.failed(1, 0);
+    assert_eq!(chooser.choose(of(TransportSet::ALL), 1 << 30, 0), Some(0));
+    assert_eq!(chooser.choose(only(rdma), 1 << 30, 0), None);
+    assert!(chooser.is_any_up(tcp) && !chooser.is_any_up(rdma));
+}
+
+#[test]
 fn farther_rail_is_given_less() {
     let traits = |distance| RailTraits {
+        kind: TransportKind::Tcp,
         rank: 0,
         bandwidth: None,
         distances: Distances([distance; NODE_COUNT_MAX]),
@@ -451,6 +482,7 @@ fn farther_rail_is_given_less() {
 /// Runs a rail that serves at once and answers late; bytes a second.
 fn run_with_latency(latency_ns: u64, bandwidth: f64) -> f64 {
     let traits = RailTraits {
+        kind: TransportKind::Tcp,
         rank: 0,
         bandwidth: None,
         distances: Distances::default(),

@@ -1,8 +1,13 @@
 //! The thread of one rail: gives it slices, moves what can be moved, sleeps, and nurses it when
 //! it fails.
+//!
+//! **Invariants**
+//! - A panic in a rail's code is the failure of that rail alone. It is dropped, which quiesces it,
+//!   and another one that is always down stands in its place.
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::control::{AskTransport, Control};
 use super::error::RailError;
 use super::link::Link;
+use super::retired::RetiredRail;
 use super::transport::{Ask, Ended, Interest, Rail, Slice};
 
 /// How long a rail without work sleeps at most: it looks for a peer that has closed it.
@@ -53,23 +59,63 @@ impl Driver {
 
     /// Runs until the link closes. Then nothing of the rail is under way.
     pub(super) fn run(mut self) {
-        loop {
-            match self.work() {
-                Ok(()) => break,
-                Err(error) => {
-                    let name = &self.rail.link().name;
-                    tracing::warn!(rail = name, %error, "a rail failed; its slices go elsewhere");
-                    if !self.recover() {
-                        break;
-                    }
-                    tracing::info!(rail = self.rail.link().name, "a rail is back");
-                }
+        while let Err(error) = self.guarded(Self::work) {
+            let name = self.rail_name();
+            tracing::warn!(rail = name, %error, "a rail failed; its slices go elsewhere");
+            // The second time it is a rail that has no code to panic.
+            let outcome = self.guarded(Self::recover);
+            let is_back = outcome.or_else(|_| self.guarded(Self::recover));
+            if !is_back.unwrap_or(false) {
+                break;
             }
+            tracing::info!(rail = name, "a rail is back");
         }
-        self.rail.quiesce();
+        // What panics here was told, and is dropped.
+        let _ = self.guarded(|driver| {
+            driver.rail.quiesce();
+            Ok(())
+        });
         let mut state = self.link.state();
         state.rail_failed(self.ix, false);
         state.end_if_lost(Duration::MAX);
+    }
+
+    fn rail_name(&self) -> String {
+        self.link.state().rail_link(self.ix).name
+    }
+
+    /// Runs a step; a panic in it is the failure of the rail.
+    fn guarded<T>(
+        &mut self,
+        step: impl FnOnce(&mut Self) -> Result<T, RailError>,
+    ) -> Result<T, RailError> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| step(self)));
+        outcome.unwrap_or_else(|_| {
+            self.retire();
+            Err(RailError::Device {
+                op: "drive a rail",
+                what: "its code panicked".to_owned(),
+            })
+        })
+    }
+
+    /// Drops a rail whose code cannot be relied on any more.
+    fn retire(&mut self) {
+        let fence = catch_unwind(AssertUnwindSafe(|| {
+            self.rail.quiesce();
+            self.rail.fence()
+        }));
+        let link = self.link.state().rail_link(self.ix);
+        let name = link.name.clone();
+        let (has_fence, fence) = (fence.is_ok(), fence.unwrap_or_default());
+        let broken = std::mem::replace(&mut self.rail, Box::new(RetiredRail::new(link, fence)));
+        if catch_unwind(AssertUnwindSafe(|| drop(broken))).is_err() {
+            tracing::error!(rail = name, "a rail panicked as it was dropped");
+        }
+        if !has_fence {
+            // Nobody can ask the peer to be done with them.
+            self.link.state().lose_writes(self.ix);
+        }
     }
 
     /// Works until the link closes.
@@ -134,7 +180,7 @@ impl Driver {
     }
 
     /// Brings a rail that failed back; `false` when the link closes first.
-    fn recover(&mut self) -> bool {
+    fn recover(&mut self) -> Result<bool, RailError> {
         self.rail.quiesce();
         self.slices.clear();
         self.ended.clear();
@@ -157,7 +203,7 @@ impl Driver {
             state.expire();
             state.end_if_lost(self.link.times.lost);
             if state.is_closing() {
-                return false;
+                return Ok(false);
             }
             let rest = state.rest_of(self.ix);
             if rest > Duration::ZERO || !is_fenced {
@@ -173,7 +219,7 @@ impl Driver {
             match self.rail.revive(&mut peer) {
                 Ok(()) => {
                     self.link.state().rail_returned(self.ix);
-                    return true;
+                    return Ok(true);
                 }
                 Err(error) => {
                     tracing::debug!(rail = self.rail.link().name, %error, "a rail is still down");

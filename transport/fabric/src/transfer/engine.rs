@@ -212,6 +212,8 @@ impl TransferEngine {
         }
         for (at, transport) in self.host.transports.iter().enumerate() {
             match transport.register(&region) {
+                // Without a key it has nothing to move the region by.
+                Ok(key) if key.is_empty() => {}
                 Ok(key) => keys.push((transport.kind(), key)),
                 Err(error) if self.config.transports == TransportChoice::Auto => {
                     let (id, kind) = (region.id(), transport.kind());
@@ -226,6 +228,7 @@ impl TransferEngine {
                 }
             }
         }
+        region.set_kinds(keys.iter().map(|(kind, _)| *kind).collect());
         self.host.regions.offer(region.id(), keys);
         Ok(region)
     }
@@ -339,6 +342,7 @@ impl TransferEngine {
             self.rails(&name, addresses, &control)?
         };
         let traits = |rail: &dyn Rail| RailTraits {
+            kind: rail.link().kind,
             rank: u8::from(rail.link().kind != TransportKind::Tcp),
             bandwidth: rail.link().bandwidth,
             distances: self

@@ -115,8 +115,12 @@ pub enum TransferError {
         max: usize,
     },
     /// Connections of an opener that was sent away did not end in time.
-    #[error("connections of an opener that was sent away still use regions after {waited:?}")]
+    #[error(
+        "an opener that was sent away is still served after {waited:?}: {connections}; expel it again"
+    )]
     StillServed {
+        /// What is still there, and where it comes from.
+        connections: String,
         /// How long it was waited for.
         waited: Duration,
     },
@@ -247,13 +251,13 @@ pub enum Status {
     StaleRegion,
     /// The bytes do not lie in the peer's region.
     OutOfBounds,
-    /// The peer does not allow this of the region.
+    /// The peer does not allow this of the region, or no rail there is can move it.
     AccessDenied,
     /// The bytes that arrived do not have the checksum given.
     ChecksumMismatch,
     /// The time given for the batch was over.
     DeadlineExceeded,
-    /// Every rail to the peer is down. Of a write it is not known how much the peer has.
+    /// Every rail that can move it is down. Of a write it is not known how much the peer has.
     PeerLost,
 }
 

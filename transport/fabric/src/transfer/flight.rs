@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::error::Status;
 use super::region::RegionPin;
 use super::request::{Expected, RemotePart};
-use super::transport::Operation;
+use super::transport::{Operation, TransportSet};
 
 /// Bytes of a local region, kept in use.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(super) struct CheckedRequest {
     pub(super) local: Vec<PinnedPart>,
     pub(super) remote: Vec<RemotePart>,
     pub(super) expected: Option<Expected>,
+    /// The transports that can move all its parts.
+    pub(super) kinds: TransportSet,
 }
 
 /// Where cutting has come to in a request.

@@ -2,7 +2,8 @@
 //!
 //! **Invariants**
 //! - A peer is known as long as one of its connections is there.
-//! - A connection is in the list until its thread touches no region any more.
+//! - A connection is in the list until its thread touches no region any more, and until what its
+//!   peer had of transports is gone, if it is the last one of the peer.
 //! - Where openers are invited, a connection has the token of a ticket that was not taken back.
 
 use std::collections::hash_map::Entry;
@@ -60,10 +61,25 @@ pub(super) struct ServedPeer {
 /// A connection that is being served.
 struct Connection {
     purpose: Purpose,
+    /// None: an opener on this host.
+    from: Option<SocketAddr>,
     token: Token,
     /// Ends both directions of it.
     socket: OwnedFd,
     is_busy: Arc<AtomicBool>,
+}
+
+impl Connection {
+    /// What it is and where it comes from, for an error.
+    fn name(&self) -> String {
+        let from = self.from.map(|from| from.to_string());
+        let from = from.as_deref().unwrap_or("this host");
+        match self.purpose {
+            Purpose::Control => format!("control from {from}"),
+            Purpose::Lane { rail, .. } => format!("rail {rail} from {from}"),
+            Purpose::SharedMemory => format!("shared memory of {from}"),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -166,7 +182,7 @@ impl Host {
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
             stream.set_write_timeout(Some(SEND_TIMEOUT))?;
-            let accepted = self.greet(stream, stream.try_clone()?.into(), false)?;
+            let accepted = self.greet(stream, stream.try_clone()?.into(), Some(from))?;
             stream.set_read_timeout(None)?;
             match accepted {
                 Some(accepted) => self.serve_accepted(stream, from, &accepted),
@@ -182,7 +198,7 @@ impl Host {
         let outcome = (|| {
             stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
             stream.set_write_timeout(Some(SEND_TIMEOUT))?;
-            let accepted = self.greet(stream, stream.try_clone()?.into(), true)?;
+            let accepted = self.greet(stream, stream.try_clone()?.into(), None)?;
             stream.set_read_timeout(None)?;
             match (accepted, &self.shared) {
                 (Some(_accepted), Some(shared)) => shared.serve(stream, &self.regions),
@@ -199,7 +215,7 @@ impl Host {
         self: &Arc<Self>,
         mut stream: &'a S,
         socket: OwnedFd,
-        is_local: bool,
+        from: Option<SocketAddr>,
     ) -> io::Result<Option<Accepted>>
     where
         &'a S: Read + Write,
@@ -207,8 +223,8 @@ impl Host {
         let mut hello = [0; HELLO_LEN];
         stream.read_exact(&mut hello)?;
         let welcome = match Hello::decode(&hello) {
-            Ok(hello) if is_local != (hello.purpose == Purpose::SharedMemory) => None,
-            Ok(hello) => match self.admit(&hello, socket)? {
+            Ok(hello) if from.is_none() != (hello.purpose == Purpose::SharedMemory) => None,
+            Ok(hello) => match self.admit(&hello, socket, from)? {
                 Ok(accepted) => {
                     stream.write_all(&Welcome::Accepted(accepted.peer.token).encode())?;
                     return Ok(Some(accepted));
@@ -228,6 +244,7 @@ impl Host {
         self: &Arc<Self>,
         hello: &Hello,
         socket: OwnedFd,
+        from: Option<SocketAddr>,
     ) -> io::Result<Result<Accepted, Welcome>> {
         let fresh = random().map_err(io::Error::other)?;
         let mut served = self.served();
@@ -262,18 +279,20 @@ impl Host {
         let (id, is_busy) = (served.next, Arc::new(AtomicBool::new(false)));
         let connection = Connection {
             purpose: hello.purpose,
+            from,
             token: peer.token,
             socket,
             is_busy: Arc::clone(&is_busy),
         };
         served.connections.insert(id, connection);
-        let host = Arc::clone(self);
         Ok(Ok(Accepted {
-            host,
-            id,
             peer,
             is_busy,
             purpose: hello.purpose,
+            _listed: Listed {
+                host: Arc::clone(self),
+                id,
+            },
         }))
     }
 
@@ -395,20 +414,26 @@ impl Host {
     /// Takes a ticket back, and ends what its opener has here.
     pub(super) fn expel(&self, ticket: &Ticket, timeout: Duration) -> Result<(), TransferError> {
         let token = ticket.bytes();
-        let peer = {
+        {
             let mut served = self.served();
             served.tickets.remove(&token);
             // From here on no connection of it is taken in.
-            served.peers.remove(&token).and_then(|peer| peer.upgrade())
-        };
-        if !self.end(timeout, |connection| connection.token == token) {
-            return Err(TransferError::StillServed { waited: timeout });
+            served.peers.remove(&token);
         }
-        if let Some(peer) = peer {
-            let mut sessions = peer.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-            sessions.clear();
+        let is_of_ticket = |connection: &Connection| connection.token == token;
+        if self.end(timeout, is_of_ticket) {
+            return Ok(());
         }
-        Ok(())
+        let served = self.served();
+        let left = served.connections.values().filter(|of| is_of_ticket(of));
+        let left: Vec<String> = left.map(Connection::name).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        Err(TransferError::StillServed {
+            connections: left.join(", "),
+            waited: timeout,
+        })
     }
 
     /// Ends connections and waits for their threads; whether all are gone.
@@ -459,16 +484,23 @@ fn logged<T>(kind: TransportKind, outcome: Result<T, TransferError>) -> Option<T
         .ok()
 }
 
-/// A connection in the list; gone from it with this.
+/// A connection that was taken in.
 pub(super) struct Accepted {
-    host: Arc<Host>,
-    id: u64,
+    // Dropped before the connection leaves the list: with the last one go the peer's sessions, and
+    // who waits for the list must not find them still at work.
     pub(super) peer: Arc<ServedPeer>,
     pub(super) is_busy: Arc<AtomicBool>,
     purpose: Purpose,
+    _listed: Listed,
 }
 
-impl Drop for Accepted {
+/// A connection in the list; gone from it with this.
+struct Listed {
+    host: Arc<Host>,
+    id: u64,
+}
+
+impl Drop for Listed {
     fn drop(&mut self) {
         let gone = self.host.served().connections.remove(&self.id);
         if let Some(connection) = gone {

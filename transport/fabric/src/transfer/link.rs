@@ -2,12 +2,14 @@
 //!
 //! **Invariants**
 //! - A slice is in `slices` from when it is cut until its request has heard of its end.
-//! - A slice is with one rail, or in `returned`, or held for its rail's fence.
+//! - A slice is with one rail, or in `returned` of its backlog, or held for its rail's fence.
+//! - What waits in a backlog can be moved by every rail of the backlog's kinds.
 //! - Locks are taken in the order link, flight.
 
+mod backlog;
 mod failures;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,8 +18,9 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::chooser::{Chooser, RailFigures, RailTraits, SliceTraits};
 use super::clock::{now, now_ns};
 use super::error::{Status, TransferError};
-use super::flight::{Cursor, Cut, Flight};
-use super::transport::{Ended, RailLink, Slice, SliceId};
+use super::flight::{Cut, Flight};
+use super::transport::{Ended, RailLink, Slice, SliceId, TransportKind, TransportSet};
+use backlog::Backlog;
 
 /// Times of a link, from its engine's settings.
 #[derive(Clone, Copy, Debug)]
@@ -30,18 +33,13 @@ pub(super) struct LinkTimes {
     pub(super) rest_max: Duration,
 }
 
-/// A request of which something is to be cut.
-struct Job {
-    flight: Arc<Flight>,
-    request: usize,
-    cursor: Cursor,
-}
-
 /// A slice that was cut.
 struct Held {
     slice: Slice,
     flight: Arc<Flight>,
     request: usize,
+    /// The kinds of rails that can move it, of those that there are.
+    kinds: TransportSet,
     place: Place,
 }
 
@@ -69,18 +67,16 @@ struct RailInbox {
 
 pub(super) struct State {
     chooser: Chooser,
-    urgent: VecDeque<Job>,
-    bulk: VecDeque<Job>,
-    /// Bytes of `bulk` that were not cut.
-    bulk_len: u64,
-    returned: VecDeque<SliceId>,
+    /// What waits, by the kinds of rails that can move it: seven at most.
+    backlogs: Vec<Backlog>,
     slices: HashMap<SliceId, Held>,
     rails: Vec<RailInbox>,
     /// Batches that are not over, for their deadlines.
     flights: Vec<Arc<Flight>>,
     next_deadline: Option<Instant>,
     next_slice: u64,
-    down_since: Option<Instant>,
+    /// Since when no rail of a kind has been up; `None`: one is.
+    down_since: Vec<(TransportKind, Option<Instant>)>,
     is_closing: bool,
 }
 
@@ -106,6 +102,7 @@ impl Link {
         slice_len: u64,
         times: LinkTimes,
     ) -> Result<Self, TransferError> {
+        let kinds: BTreeSet<TransportKind> = rails.iter().map(|(link, _)| link.kind).collect();
         let traits: Vec<RailTraits> = rails.iter().map(|(_, traits)| *traits).collect();
         let inbox = |(link, _)| {
             let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
@@ -125,10 +122,7 @@ impl Link {
         };
         let state = State {
             chooser: Chooser::new(&traits, times.rest_max),
-            urgent: VecDeque::new(),
-            bulk: VecDeque::new(),
-            bulk_len: 0,
-            returned: VecDeque::new(),
+            backlogs: Vec::new(),
             slices: HashMap::new(),
             rails: rails
                 .into_iter()
@@ -137,7 +131,7 @@ impl Link {
             flights: Vec::new(),
             next_deadline: None,
             next_slice: 0,
-            down_since: None,
+            down_since: kinds.into_iter().map(|kind| (kind, None)).collect(),
             is_closing: false,
         };
         Ok(Self {
@@ -160,17 +154,14 @@ impl Link {
         if flight.is_over() {
             return;
         }
+        let all = state.kinds();
         for (request, checked) in flight.requests.iter().enumerate() {
-            let job = Job {
-                flight: Arc::clone(flight),
-                request,
-                cursor: Cursor::default(),
-            };
-            if flight.is_urgent {
-                state.urgent.push_back(job);
+            let kinds = checked.kinds.common(all);
+            if kinds.is_empty() {
+                // There are rails, and none that leads to this memory.
+                flight.fail(request, Status::AccessDenied);
             } else {
-                state.bulk_len += checked.len();
-                state.bulk.push_back(job);
+                state.backlog(kinds).push(flight, request);
             }
         }
         state.flights.push(Arc::clone(flight));
@@ -252,6 +243,21 @@ impl State {
         self.is_closing
     }
 
+    /// The kinds of rails that there are.
+    fn kinds(&self) -> TransportSet {
+        self.down_since.iter().map(|(kind, _)| *kind).collect()
+    }
+
+    /// The backlog of rails of these kinds.
+    fn backlog(&mut self, kinds: TransportSet) -> &mut Backlog {
+        let found = self.backlogs.iter().position(|of| of.kinds == kinds);
+        let at = found.unwrap_or(self.backlogs.len());
+        if at == self.backlogs.len() {
+            self.backlogs.push(Backlog::new(kinds));
+        }
+        &mut self.backlogs[at]
+    }
+
     fn wake_sleepers(&mut self) {
         for rail in &mut self.rails {
             rail.tell();
@@ -263,28 +269,45 @@ impl State {
     pub(super) fn give(&mut self, ix: usize, slice_len: u64, slices: &mut VecDeque<Slice>) {
         let now_ns = now_ns();
         self.rails[ix].has_news = false;
-        while let Some(&id) = self.returned.front() {
+        let kind = self.rails[ix].link.kind;
+        for at in 0..self.backlogs.len() {
+            if self.backlogs[at].kinds.contains(kind) {
+                self.give_from(at, ix, slice_len, now_ns, slices);
+            }
+        }
+    }
+
+    /// [`State::give`] of one backlog.
+    fn give_from(
+        &mut self,
+        at: usize,
+        ix: usize,
+        slice_len: u64,
+        now_ns: u64,
+        slices: &mut VecDeque<Slice>,
+    ) {
+        while let Some(&id) = self.backlogs[at].returned.front() {
             let Some(held) = self.slices.get(&id) else {
-                self.returned.pop_front();
+                self.backlogs[at].returned.pop_front();
                 continue;
             };
-            let node = held.slice.local.node();
             let traits = SliceTraits {
                 len: held.slice.len,
-                node,
+                node: held.slice.local.node(),
+                kinds: held.kinds,
             };
-            let (is_urgent, backlog_len) = (held.slice.is_urgent, self.bulk_len + traits.len);
+            let is_urgent = held.slice.is_urgent;
+            let backlog_len = self.backlogs[at].bulk_len + traits.len;
             if !self.is_for(ix, traits, is_urgent, backlog_len, now_ns) {
                 return;
             }
-            self.returned.pop_front();
+            self.backlogs[at].returned.pop_front();
             self.place(ix, id, now_ns, slices);
         }
-        while let Some(id) = self.cut_next(ix, true, slice_len, now_ns) {
-            self.place(ix, id, now_ns, slices);
-        }
-        while let Some(id) = self.cut_next(ix, false, slice_len, now_ns) {
-            self.place(ix, id, now_ns, slices);
+        for is_urgent in [true, false] {
+            while let Some(id) = self.cut_next(at, ix, is_urgent, slice_len, now_ns) {
+                self.place(ix, id, now_ns, slices);
+            }
         }
     }
 
@@ -322,57 +345,32 @@ impl State {
         }
     }
 
-    /// Cuts the next slice off the backlog, if it is for rail `ix`.
+    /// Cuts the next slice off a backlog, if it is for rail `ix`.
     fn cut_next(
         &mut self,
+        at: usize,
         ix: usize,
         is_urgent: bool,
         slice_len: u64,
         now_ns: u64,
     ) -> Option<SliceId> {
-        loop {
-            let jobs = if is_urgent {
-                &mut self.urgent
-            } else {
-                &mut self.bulk
-            };
-            let job = jobs.front()?;
-            let (flight, request, cursor) = (Arc::clone(&job.flight), job.request, job.cursor);
-            let checked = &flight.requests[request];
-            let cut = checked.next_cut(cursor, slice_len);
-            let (None, Some(cut)) = (flight.failure(request), cut) else {
-                jobs.pop_front();
-                if !is_urgent {
-                    self.bulk_len -= left_of(&flight, request, cursor);
-                }
-                continue;
-            };
-            let node = checked.local[cut.local].region.node();
-            let traits = SliceTraits { len: cut.len, node };
-            if !self.is_for(ix, traits, is_urgent, self.bulk_len, now_ns) {
-                return None;
-            }
-            let behind = checked.behind(cursor, &cut);
-            let is_last = checked.next_cut(behind, slice_len).is_none();
-            let jobs = if is_urgent {
-                &mut self.urgent
-            } else {
-                &mut self.bulk
-            };
-            if is_last {
-                jobs.pop_front();
-            } else if let Some(job) = jobs.front_mut() {
-                job.cursor = behind;
-            }
-            if !is_urgent {
-                self.bulk_len -= cut.len;
-            }
-            flight.cut(request, is_last);
-            return Some(self.hold(flight, request, &cut));
+        let (flight, request, cut, traits) = self.backlogs[at].next_cut(is_urgent, slice_len)?;
+        let backlog_len = self.backlogs[at].bulk_len;
+        if !self.is_for(ix, traits, is_urgent, backlog_len, now_ns) {
+            return None;
         }
+        let is_last = self.backlogs[at].take(is_urgent, &cut);
+        flight.cut(request, is_last);
+        Some(self.hold(flight, request, &cut, traits.kinds))
     }
 
-    fn hold(&mut self, flight: Arc<Flight>, request: usize, cut: &Cut) -> SliceId {
+    fn hold(
+        &mut self,
+        flight: Arc<Flight>,
+        request: usize,
+        cut: &Cut,
+        kinds: TransportSet,
+    ) -> SliceId {
         self.next_slice += 1;
         let id = SliceId(self.next_slice);
         let checked = &flight.requests[request];
@@ -390,6 +388,7 @@ impl State {
             slice,
             flight,
             request,
+            kinds,
             place: Place::Returned,
         };
         self.slices.insert(id, held);
@@ -425,16 +424,9 @@ impl State {
     fn end_flight(&mut self, flight: &Arc<Flight>, status: Status) {
         flight.fail_all(status);
         // Jobs keep the flight's regions in use.
-        self.urgent.retain(|job| !Arc::ptr_eq(&job.flight, flight));
-        let mut dropped = 0;
-        self.bulk.retain(|job| {
-            let is_other = !Arc::ptr_eq(&job.flight, flight);
-            if !is_other {
-                dropped += left_of(flight, job.request, job.cursor);
-            }
-            is_other
-        });
-        self.bulk_len -= dropped;
+        for backlog in &mut self.backlogs {
+            backlog.forget(flight);
+        }
         let mut over = Vec::new();
         for (id, held) in &self.slices {
             if !Arc::ptr_eq(&held.flight, flight) {
@@ -521,7 +513,9 @@ impl State {
         let until = self
             .next_deadline
             .map(|at| at.saturating_duration_since(now()));
-        let has_backlog = !self.bulk.is_empty() || !self.returned.is_empty();
+        let kind = self.rails[ix].link.kind;
+        let mut backlogs = self.backlogs.iter();
+        let has_backlog = backlogs.any(|of| of.kinds.contains(kind) && of.has_bulk());
         // What is expected of other rails changes with time alone.
         let longest = if has_backlog {
             Duration::from_millis(10)
@@ -541,19 +535,13 @@ impl State {
         self.chooser.stalled_for(ix, now_ns())
     }
 
+    /// What is known of rail `ix`.
+    pub(super) fn rail_link(&self, ix: usize) -> RailLink {
+        self.rails[ix].link.clone()
+    }
+
     /// The descriptor that wakes rail `ix`.
     pub(super) fn wake_fd(&self, ix: usize) -> std::os::fd::RawFd {
         std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(&self.rails[ix].wake))
     }
-}
-
-/// Bytes of a request behind a cursor.
-fn left_of(flight: &Flight, request: usize, mut cursor: Cursor) -> u64 {
-    let checked = &flight.requests[request];
-    let mut left = 0;
-    while let Some(cut) = checked.next_cut(cursor, u64::MAX) {
-        left += cut.len;
-        cursor = checked.behind(cursor, &cut);
-    }
-    left
 }

@@ -18,7 +18,7 @@ use super::link::{Link, RailReport};
 use super::region::{RegionId, RemoteRegion};
 use super::request::{BatchOptions, LocalPart, Priority, Request};
 use super::shm::{Lease, SharedPeer, SharedWork};
-use super::transport::{Operation, TransportKind};
+use super::transport::{Operation, TransportKind, TransportSet};
 use super::wire::{MessageKind, decode_regions};
 
 /// A peer. Dropping it ends its transfers as [`Status::Cancelled`].
@@ -209,7 +209,12 @@ fn check(request: &Request) -> Result<CheckedRequest, RequestError> {
     if local != remote {
         return Err(RequestError::LengthsDiffer { local, remote });
     }
+    let locals = request.local.iter().map(|part| part.region.kinds());
+    let remotes = request.remote.iter().map(|part| part.region.kinds());
     Ok(CheckedRequest {
+        kinds: locals
+            .chain(remotes)
+            .fold(TransportSet::ALL, TransportSet::common),
         operation: request.operation,
         local: request.local.iter().map(pinned).collect::<Result<_, _>>()?,
         remote: request.remote.clone(),

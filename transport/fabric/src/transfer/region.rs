@@ -6,12 +6,12 @@
 //!   memory any more.
 //! - An epoch is never used twice: an id names one registration and no other.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::memory::Memory;
-use super::transport::TransportKind;
+use super::transport::{TransportKind, TransportSet};
 
 /// The name of one registration. A peer needs both halves: a place alone may have been taken
 /// again, and an epoch cannot be guessed.
@@ -65,6 +65,8 @@ pub struct Region {
     access: Access,
     memory: Memory,
     node: Option<usize>,
+    /// A [`TransportSet`]: which ones can move it from this end.
+    kinds: AtomicU8,
     state: AtomicU64,
     /// Waited on with `quiet` until a closed region has no pins.
     waiters: Mutex<()>,
@@ -79,6 +81,7 @@ impl Region {
             access,
             node: memory.node(),
             memory,
+            kinds: AtomicU8::new(0),
             state: AtomicU64::new(0),
             waiters: Mutex::new(()),
             quiet: Condvar::new(),
@@ -117,6 +120,17 @@ impl Region {
     )]
     pub const fn len(&self) -> u64 {
         self.memory.len()
+    }
+
+    /// The transports that can move it from this end.
+    #[must_use]
+    pub fn kinds(&self) -> TransportSet {
+        TransportSet::from_bits(self.kinds.load(Ordering::Relaxed))
+    }
+
+    /// Says which transports can move it, before anybody has it to move.
+    pub(crate) fn set_kinds(&self, kinds: TransportSet) {
+        self.kinds.store(kinds.to_bits(), Ordering::Relaxed);
     }
 
     /// Keeps the region in use; `None` once it is closed.
@@ -195,6 +209,13 @@ impl RemoteRegion {
     pub fn key(&self, kind: TransportKind) -> Option<&[u8]> {
         let (_, key) = self.keys.iter().find(|(of, _)| *of == kind)?;
         Some(key)
+    }
+
+    /// The transports of the peer that can move it.
+    #[must_use]
+    pub fn kinds(&self) -> TransportSet {
+        let kinds = self.keys.iter().map(|(kind, _)| *kind);
+        kinds.collect()
     }
 }
 

@@ -40,6 +40,59 @@ impl TransportKind {
     }
 }
 
+/// Some kinds of transports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TransportSet(u8);
+
+impl TransportSet {
+    /// Every kind.
+    pub const ALL: Self = Self(0b111);
+
+    const fn bit(kind: TransportKind) -> u8 {
+        match kind {
+            TransportKind::Tcp => 1,
+            TransportKind::SharedMemory => 2,
+            TransportKind::Rdma => 4,
+        }
+    }
+
+    /// Whether `kind` is among them.
+    #[must_use]
+    pub const fn contains(self, kind: TransportKind) -> bool {
+        self.0 & Self::bit(kind) != 0
+    }
+
+    /// Those that are in both.
+    #[must_use]
+    pub const fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(super) const fn to_bits(self) -> u8 {
+        self.0
+    }
+
+    pub(super) const fn from_bits(bits: u8) -> Self {
+        Self(bits & Self::ALL.0)
+    }
+}
+
+impl FromIterator<TransportKind> for TransportSet {
+    fn from_iter<I: IntoIterator<Item = TransportKind>>(kinds: I) -> Self {
+        Self(
+            kinds
+                .into_iter()
+                .fold(0, |bits, kind| bits | Self::bit(kind)),
+        )
+    }
+}
+
 impl std::fmt::Display for TransportKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())

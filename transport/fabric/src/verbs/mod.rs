@@ -24,7 +24,7 @@ mod queue_pair;
 mod region;
 mod request;
 mod settings;
-mod transport;
+pub(crate) mod transport;
 
 pub use address::QueuePairAddress;
 pub use completion::{CompletionQueue, Status, WorkCompletion};

@@ -9,6 +9,8 @@
 //!   decided by the region's own access. The opener's own queue pair serves nothing.
 //! - Regions, rails and sessions keep the memory they name registered.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod keys;
 mod questions;
 mod rail;

@@ -1,13 +1,18 @@
 //! Who may open an engine, and what is left of one who is sent away.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use terrace_fabric::transfer::limits::TICKET_COUNT_MAX;
 use terrace_fabric::transfer::{
     Access, Admission, BatchOptions, EngineConfig, LocalPart, Memory, Peer, Region, RemotePart,
     Request, Status, Ticket, TransferEngine, TransferError, TransportChoice, TransportKind,
 };
 
+use crate::fake::{Does, Fake};
 use crate::pair::{HANG, bytes_of, config, fill};
 
 const LEN: u64 = 32 << 20;
@@ -141,4 +146,90 @@ fn expelling_one_opener_leaves_the_others_alone() {
     let statuses = transfer.wait(HANG).unwrap();
     assert!(statuses.iter().all(|status| *status == Status::Done));
     assert!(bytes_of(&local, 0, LEN) == bytes);
+}
+
+/// The code of the welcome that a hello is answered with.
+fn welcome(owner: &TransferEngine, purpose: u8, token: [u8; 16]) -> u8 {
+    let mut stream = TcpStream::connect(owner.addresses()[0]).unwrap();
+    let head = [b"TERRXFER\x01\x00".as_slice(), &[purpose, 0, 0, 0, 0, 0]].concat();
+    stream
+        .write_all(&[head.as_slice(), &token].concat())
+        .unwrap();
+    let mut welcome = [0; 32];
+    stream.read_exact(&mut welcome).unwrap();
+    welcome[10]
+}
+
+#[test]
+fn lane_is_taken_only_of_who_has_opened_with_its_ticket() {
+    const CONTROL: u8 = 1;
+    const LANE: u8 = 2;
+    const ACCEPTED: u8 = 0;
+    const NOT_INVITED: u8 = 4;
+    let (owner, _served) = owner();
+    let (opener, _local) = opener(HANG);
+    let (used, unused) = (owner.invite().unwrap(), owner.invite().unwrap());
+    let _peer = opener.open_as(owner.addresses(), &used).unwrap();
+    for token in [[0; 16], [7; 16], unused.bytes()] {
+        assert_eq!(welcome(&owner, LANE, token), NOT_INVITED);
+    }
+    assert_eq!(welcome(&owner, LANE, used.bytes()), ACCEPTED);
+    assert_eq!(welcome(&owner, CONTROL, [0; 16]), NOT_INVITED);
+    owner.expel(&used, HANG).unwrap();
+    for purpose in [CONTROL, LANE] {
+        assert_eq!(welcome(&owner, purpose, used.bytes()), NOT_INVITED);
+    }
+}
+
+#[test]
+fn expel_that_does_not_wait_names_who_is_there_and_is_tried_again() {
+    let (owner, _served) = owner();
+    let (opener, _local) = opener(HANG);
+    let ticket = owner.invite().unwrap();
+    let _peer = opener.open_as(owner.addresses(), &ticket).unwrap();
+    if let Err(error) = owner.expel(&ticket, Duration::ZERO) {
+        assert!(error.to_string().contains(" from 127.0.0.1:"), "{error}");
+    }
+    owner.expel(&ticket, HANG).unwrap();
+    assert!(is_refused(opener.open_as(owner.addresses(), &ticket)));
+}
+
+/// Aim: a fence holds for queue pairs too, also of an opener that leaves at the same time.
+#[test]
+fn expelled_opener_has_no_session_left() {
+    let fake = Fake::new(Does::Refuse, false);
+    let owner = TransferEngine::start_with(
+        EngineConfig {
+            listen: vec!["127.0.0.1:0".parse().unwrap()],
+            admission: Admission::Invited,
+            ..EngineConfig::default()
+        },
+        vec![Arc::clone(&fake) as _],
+    );
+    let owner = owner.unwrap();
+    let opener = TransferEngine::start_with(
+        EngineConfig::default(),
+        vec![Fake::new(Does::Refuse, false)],
+    );
+    let opener = opener.unwrap();
+    for round in 0..20 {
+        let ticket = owner.invite().unwrap();
+        let peer = opener.open_as(owner.addresses(), &ticket).unwrap();
+        let kept = (round % 2 == 0).then_some(peer);
+        owner.expel(&ticket, HANG).unwrap();
+        assert_eq!(fake.sessions_ended.load(Ordering::SeqCst), round + 1);
+        drop(kept);
+    }
+}
+
+#[test]
+fn tickets_beyond_the_count_are_refused_until_one_is_taken_back() {
+    let (owner, _served) = owner();
+    let tickets: Vec<Ticket> = (0..TICKET_COUNT_MAX)
+        .map(|_| owner.invite().unwrap())
+        .collect();
+    let refused = owner.invite();
+    assert!(matches!(refused, Err(TransferError::TooManyTickets { max }) if max == tickets.len()));
+    owner.expel(&tickets[0], HANG).unwrap();
+    assert!(owner.invite().is_ok());
 }

@@ -6,6 +6,8 @@
 
 mod admission;
 mod cancel;
+mod fake;
+mod kinds;
 mod links;
 mod moves;
 mod pair;

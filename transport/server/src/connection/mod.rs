@@ -28,7 +28,9 @@ pub(crate) use self::send::TURN_LEN;
 pub(crate) use self::watch::{Overdue, Waiting};
 use crate::host::Host;
 use crate::latency::Hop;
+use crate::leases::Leased;
 use crate::namespaces::OpenNamespaces;
+use crate::one_sided::Rails;
 use crate::outbox::Outbox;
 use crate::socket::{ShardSocket, before};
 use crate::stream::Stream;
@@ -56,8 +58,11 @@ pub(crate) struct Connection {
     arrived: Cell<Nanos>,
     pub(crate) pins: RefCell<HashMap<BlockKey, (LocalPin, Nanos)>>,
     pub(crate) streams: RefCell<HashMap<u64, Stream>>,
-    /// Leases by id: the block's length, and when they end.
-    pub(crate) leases: RefCell<HashMap<LeaseId, (u32, Nanos)>>,
+    pub(crate) leases: RefCell<HashMap<LeaseId, Leased>>,
+    /// Who the client says it is.
+    pub(crate) client_id: Cell<[u8; 16]>,
+    /// By which it reads leased blocks by itself.
+    pub(crate) rails: RefCell<Option<Rails>>,
     /// Prefetches that are under way.
     pub(crate) prefetches: Rc<Cell<u32>>,
     /// Subscriptions that are under way.
@@ -127,6 +132,8 @@ impl Connection {
             pins: RefCell::default(),
             streams: RefCell::default(),
             leases: RefCell::default(),
+            client_id: Cell::default(),
+            rails: RefCell::default(),
             prefetches: Rc::default(),
             subscriptions: Cell::new(0),
             takes_no_more: Cell::new(false),
@@ -311,9 +318,15 @@ impl Connection {
         self.pins.borrow_mut().clear();
         //= docs/wire-protocol.md#WP-20
         self.streams.borrow_mut().clear();
-        for (lease, _) in self.leases.borrow_mut().drain() {
-            self.host.shard.release(lease);
+        for (lease, held) in self.leases.borrow_mut().drain() {
+            //= docs/wire-protocol.md#WP-28
+            if held.is_on_rails {
+                self.host.shard.abandon(lease);
+            } else {
+                self.host.shard.release(lease);
+            }
         }
+        self.rails.replace(None);
         self.wake();
     }
 }

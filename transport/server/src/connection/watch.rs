@@ -63,7 +63,7 @@ impl Connection {
         self.pins.borrow_mut().retain(|_, (_, until)| now < *until);
         self.leases
             .borrow_mut()
-            .retain(|_, (_, until)| now < *until);
+            .retain(|_, leased| now < leased.until);
         let longest = self.host.config().deadline_max;
         let mut streams = self.streams.borrow_mut();
         streams.retain(|_, stream| now.since(stream.used) <= longest);
