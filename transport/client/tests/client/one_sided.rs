@@ -201,6 +201,37 @@ fn rails_that_were_taken_back_are_asked_for_again() {
 }
 
 #[test]
+fn batch_that_has_more_blocks_than_there_may_be_leases_is_read_in_turns() {
+    let node = Node::with_rails(1);
+    let client = client(&node, OneSided::Required(options(None)));
+    let blocks = client.namespace("m").unwrap();
+    let keys: Vec<String> = (0..10).map(|number| format!("key {number}")).collect();
+    let plain = CallOptions::default();
+    block_on(async {
+        for key in &keys {
+            store(&node, key, &value(5000, 1)).await;
+        }
+        let all = region(&client, 50_000);
+        let parts: Vec<_> = (0..10)
+            .map(|at| all.slice(at * 5000..(at + 1) * 5000).unwrap())
+            .collect();
+        let targets: Vec<_> = keys.iter().map(String::as_bytes).zip(&parts).collect();
+        node.engine().leases_max.store(4, SeqCst);
+        let found = blocks.get_regions_into(&targets, &plain).await;
+        assert!(
+            found
+                .iter()
+                .all(|found| part(found.as_ref().unwrap()).len == 5000)
+        );
+        assert_eq!(client.stats().one_sided_gets, 10);
+        wait_for_releases(&node);
+        node.engine().leases_max.store(0, SeqCst);
+        let error = read(&blocks, "key 1", &all).await.unwrap_err();
+        assert!(error.to_string().contains("no lease"), "{error}");
+    });
+}
+
+#[test]
 fn located_block_is_read_again_without_the_node_until_its_lease_ends() {
     let node = Node::with_rails(2);
     let client = auto(&node);
@@ -518,5 +549,28 @@ fn node_that_pulls_nothing_gets_values_over_connections() {
         assert_eq!(requests, [2, 1, 1], "the first asks");
         assert_eq!(node.seen.puts.load(SeqCst), 3);
         assert_eq!(client.stats().one_sided_fallbacks, 3);
+    });
+}
+
+/// It is asked twice, with rails in between by which it opens the client's engine again.
+#[test]
+fn node_that_cannot_read_values_gets_them_over_connections() {
+    let node = Node::with_rails(1);
+    let client = client(&node, OneSided::Auto(options(Some("127.0.0.1"))));
+    let blocks = client.namespace("m").unwrap();
+    let plain = CallOptions::default();
+    block_on(async {
+        let source = region(&client, 50_000);
+        node.engine().reads_nothing.store(true, SeqCst);
+        for key in ["a", "b"] {
+            let put = blocks.put_from_region(key.as_bytes(), &source, &plain);
+            assert_eq!(put.await.unwrap(), STORED);
+        }
+        assert_eq!(node.engine().pulls.load(SeqCst), 2);
+        assert_eq!(client.stats().one_sided_fallbacks, 2);
+        // Blocks are still read.
+        part(&read(&blocks, "a", &source).await.unwrap());
+        let stats = client.stats();
+        assert_eq!((stats.rails, stats.one_sided_gets), (2, 1));
     });
 }

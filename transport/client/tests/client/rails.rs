@@ -10,7 +10,7 @@ use terrace_fabric::transfer::{
     Access, Admission, BatchOptions, EngineConfig, LocalPart, Memory, Region, RegionId, RemotePart,
     Request as Transfer, Status, Ticket, TransferEngine,
 };
-use terrace_types::{Checksum, Tier};
+use terrace_types::{Checksum, Tier, UnavailableReason};
 use terrace_wire::{
     Descriptor, Endpoint, FrameHead, KeyEntry, KeyStatus, LeaseId, LeaseRecord, PullEntry,
     RailsTerms, RailsWanted, Reach, Records, RequestHead, Transport, rails,
@@ -45,12 +45,16 @@ pub(crate) struct NodeEngine {
     pub(crate) refuses: AtomicBool,
     /// Has no pulled puts.
     pub(crate) pulls_nothing: AtomicBool,
+    /// Cannot read values that it is to pull.
+    pub(crate) reads_nothing: AtomicBool,
     /// So many blocks lie where no region is.
     pub(crate) far: AtomicU32,
     /// A bit of so many blocks is wrong.
     pub(crate) corrupt: AtomicU32,
     /// How long leases hold at most, in ms.
     pub(crate) lease_ms: AtomicU32,
+    /// How many there are at most.
+    pub(crate) leases_max: AtomicUsize,
     pub(crate) rails_asked: AtomicUsize,
     pub(crate) pulls: AtomicUsize,
 }
@@ -76,9 +80,11 @@ impl NodeEngine {
             leases_given: AtomicU64::new(0),
             refuses: AtomicBool::new(false),
             pulls_nothing: AtomicBool::new(false),
+            reads_nothing: AtomicBool::new(false),
             far: AtomicU32::new(0),
             corrupt: AtomicU32::new(0),
             lease_ms: AtomicU32::new(u32::MAX),
+            leases_max: AtomicUsize::new(usize::MAX),
             rails_asked: AtomicUsize::new(0),
             pulls: AtomicUsize::new(0),
         }
@@ -244,6 +250,11 @@ impl Session<'_> {
             descriptor.lease.duration_ms = span_ms;
             return descriptor;
         };
+        if engine.leases.lock().unwrap().len() >= engine.leases_max.load(SeqCst) {
+            descriptor.lease.block_len = 0;
+            descriptor.lease.status = KeyStatus::Unavailable(UnavailableReason::PinLimit);
+            return descriptor;
+        }
         descriptor.lease.id = LeaseId(engine.leases_given.fetch_add(1, SeqCst) + 1);
         descriptor.lease.duration_ms = span_ms.min(engine.lease_ms.load(SeqCst));
         engine
@@ -280,6 +291,9 @@ impl Session<'_> {
     ) -> Option<Vec<u8>> {
         let engine = self.node.engine();
         engine.pulls.fetch_add(1, SeqCst);
+        if engine.reads_nothing.load(SeqCst) {
+            return None;
+        }
         let mut statuses = Vec::new();
         for entry in entries.iter() {
             let value = engine.pull(self.client_id, self.shard as usize, &entry)?;
