@@ -7,10 +7,8 @@ use terrace_wire::{LeaseId, LeaseRecord, Reply, Verb};
 
 use crate::client::{CallOptions, Namespace};
 use crate::error::{Error, Failure};
-use crate::fan_out::{Answer, Plan, Weight};
-use crate::keys::{Ask, found, in_order, millis, split_keys, statuses};
-use crate::thread::leave_to_thread;
-use crate::wait::block_on;
+use crate::fan_out::Plan;
+use crate::keys::{found, in_order, millis, split_keys, statuses};
 
 /// A block that the node keeps where it is.
 #[derive(Clone, Debug)]
@@ -44,6 +42,10 @@ impl Leased for Lease {
 }
 
 impl Lease {
+    pub(crate) const fn id(&self) -> LeaseId {
+        self.id
+    }
+
     /// A lease that was granted to a call that began at `from`.
     //= docs/wire-protocol.md#WP-21
     pub(crate) fn granted(key: &BlockKey, record: &LeaseRecord, from: Instant) -> Self {
@@ -132,41 +134,7 @@ impl Namespace {
         };
         leases.iter().filter_map(released).collect()
     }
-
-    /// Tells the node that leases are over, and does not wait for what it says: one that it did not
-    /// hear of ends after its time.
-    pub(crate) async fn let_go(&self, leases: &[Lease]) {
-        let (keys, ids) = parts(leases);
-        let options = CallOptions::default();
-        let Ok(mut ask) = self.prepare(Verb::Release, &options, 0) else {
-            return;
-        };
-        ask.leases = Some(&ids);
-        let ask: Ask<'_> = ask;
-        let entries = keys.iter().map(|_| ((), LEASE_WEIGHT)).collect();
-        let pools = &self.client.pools;
-        let keys = &keys;
-        pools
-            .fan_out(ask.plan, keys, entries, async |connection, items| match ask
-                .send(&connection, &items, keys)
-                .await
-            {
-                Ok(call) => {
-                    call.leave();
-                    let sent = items.into_iter().map(|item| Answer::Done(item.index, ()));
-                    sent.collect()
-                }
-                Err(failure) => Answer::fail_all(items, &failure),
-            })
-            .await;
-    }
 }
-
-/// What a lease's id takes of a request.
-const LEASE_WEIGHT: Weight = Weight {
-    body_len: 8,
-    values_len: 0,
-};
 
 /// A hit of what is in this program's memory.
 const fn here<T>(value: T) -> Lookup<T> {
@@ -177,38 +145,6 @@ const fn here<T>(value: T) -> Lookup<T> {
 fn parts<L: Leased>(leases: &[L]) -> (Vec<BlockKey>, Vec<LeaseId>) {
     let leases = leases.iter().filter_map(Leased::lease);
     leases.map(|lease| (lease.key.clone(), lease.id)).unzip()
-}
-
-/// Leases of a call under way, which end with it, also when it is dropped.
-pub(crate) struct Held {
-    namespace: Namespace,
-    leases: Vec<Lease>,
-}
-
-impl Held {
-    pub(crate) fn new(namespace: &Namespace, leases: Vec<Lease>) -> Self {
-        let namespace = namespace.clone();
-        Self { namespace, leases }
-    }
-
-    /// Ends them.
-    pub(crate) async fn let_go(mut self) {
-        self.namespace.let_go(&self.leases).await;
-        self.leases.clear();
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let leases = std::mem::take(&mut self.leases);
-        if !leases.is_empty() {
-            // Were they left to their time, the node would end this client's rails.
-            let namespace = self.namespace.clone();
-            leave_to_thread("terrace-release", move || {
-                block_on(namespace.let_go(&leases));
-            });
-        }
-    }
 }
 
 /// What a node granted.

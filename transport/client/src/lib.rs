@@ -37,6 +37,10 @@
 //!   call that is dropped is cancelled, and nothing touches its memory any more.
 //! - With [`TlsOptions`] nothing is sent before the node showed a certificate of a CA that they name,
 //!   for the host of the address.
+//! - With [`OneSided`] access blocks go between memory of this program and the node's by a transfer
+//!   engine at each end: over RDMA without the node's processor, else over rails of TCP. Whatever it
+//!   cannot do goes over the connections. A read that was given up is cut off from its region before
+//!   the region is given back, not before the call returns.
 //! - Calls that only read are tried again when a connection breaks. A put or a removal is tried again
 //!   only when it was not carried out.
 

@@ -7,7 +7,7 @@ use terrace_wire::{Descriptor, KeyStatus, Reply, Verb};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::client::{CallOptions, Namespace};
-use crate::connection::{Call, Connection};
+use crate::connection::{Call, Connection, Unneeded};
 use crate::error::{Cause, Error, Failure, Retry};
 use crate::fan_out::{Answer, Item, Weight};
 use crate::get::{receive_into, seed_of_whole};
@@ -116,7 +116,8 @@ impl Leased for Located {
 
 /// What became of one key.
 pub(crate) enum Found {
-    Looked(Lookup<Located>),
+    /// With a lease, which ends with this.
+    Looked(Lookup<Located>, Option<Unneeded>),
     /// Its shard was not asked, as there are no rails to it.
     NoRails(Failure),
 }
@@ -150,7 +151,11 @@ impl Namespace {
         let (keys, refused) = split_keys(self, &names);
         let looked = self.locate_all(ask, &keys, false).await;
         let looked = looked.into_iter().map(|result| match result? {
-            Found::Looked(lookup) => Ok(lookup),
+            Found::Looked(lookup, lease) => {
+                // From here on it is the caller's.
+                lease.into_iter().for_each(Unneeded::keep);
+                Ok(lookup)
+            }
             Found::NoRails(failure) => Err(self.client.error(failure)),
         });
         in_order(refused, looked.collect())
@@ -269,7 +274,14 @@ impl Locate<'_> {
                 };
                 let key = &self.keys[item.index];
                 match self.take(&mut call, key, &record, rails).await {
-                    Ok(lookup) => answers.push(Answer::Done(item.index, Found::Looked(lookup))),
+                    Ok(lookup) => {
+                        let lease = match &lookup {
+                            Lookup::Hit { value, .. } => value.lease(),
+                            _ => None,
+                        };
+                        let lease = lease.map(|lease| Unneeded::new(connection, lease.id()));
+                        answers.push(Answer::Done(item.index, Found::Looked(lookup, lease)));
+                    }
                     Err(failure) => {
                         // Corrupt values are read to their end, the others behind them are sound.
                         let is_corrupt = matches!(failure.cause, Cause::Corrupt { .. });

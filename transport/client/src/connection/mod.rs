@@ -16,13 +16,16 @@ mod link;
 mod open;
 mod receive;
 mod send;
+mod unneeded;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use terrace_wire::{ClientSession, ErrorCode, FrameHead, NodeTerms, SessionState, request};
+use terrace_wire::{
+    ClientSession, ErrorCode, FrameHead, LeaseId, NodeTerms, Reply, SessionState, request,
+};
 
 use crate::error::Failure;
 use crate::one_sided::RailsSlot;
@@ -32,6 +35,7 @@ pub(crate) use open::{Hello, Wish, address_of, open, resolve};
 use receive::Incoming;
 pub(crate) use send::Frame;
 use send::Outgoing;
+pub(crate) use unneeded::{Unneeded, end_all};
 
 /// Leads for a moment when nobody waits; no request has this id.
 const LOOKER: u64 = u64::MAX - 1;
@@ -71,6 +75,8 @@ struct State {
     received: u64,
     /// Cancels that are still to be sent.
     control: Vec<u8>,
+    /// Leases whose releases are still to be sent.
+    unneeded: Vec<LeaseId>,
     /// Namespaces that were opened here, by number.
     opened: Vec<u16>,
     /// Those that the node refused, and why.
@@ -203,20 +209,22 @@ impl Call {
     pub(crate) const fn id(&self) -> u64 {
         self.id
     }
-
-    /// Lets the node carry the request out, and nobody wait for its reply.
-    pub(crate) fn leave(mut self) {
-        self.is_done = true;
-    }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
         let mut state = self.connection.state();
-        state.slots.remove(&self.id);
+        if let Some(slot) = state.slots.remove(&self.id) {
+            for Arrived { head, body, .. } in slot.arrived {
+                let reply = Reply::decode(&head, &body);
+                let granted = reply.map(|reply| unneeded::granted(&head, &reply));
+                state.unneeded.extend(granted.unwrap_or_default());
+            }
+        }
         state.free_lead(self.id);
         //= docs/wire-protocol.md#WP-14
-        if !self.is_done && state.session.state() != SessionState::Closed {
+        let is_cancelled = !self.is_done && state.session.state() != SessionState::Closed;
+        if is_cancelled {
             let mut frame = [0; 64];
             if let Ok(len) = request::encode_cancel(self.id, &mut frame) {
                 state.control.extend_from_slice(&frame[..len]);
@@ -224,8 +232,14 @@ impl Drop for Call {
             if let Some(waker) = state.slot_to_wake(CREDIT_WAITER) {
                 waker.wake();
             }
-            drop(state);
+        }
+        let has_unneeded = !state.unneeded.is_empty();
+        drop(state);
+        if is_cancelled {
             self.connection.send_control();
+        }
+        if has_unneeded {
+            self.connection.send_releases();
         }
     }
 }

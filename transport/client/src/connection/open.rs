@@ -208,6 +208,7 @@ fn made(wish: Wish<'_>, link: Link, session: ClientSession, terms: NodeTerms) ->
             fault: None,
             received: 0,
             control: Vec::new(),
+            unneeded: Vec::new(),
             opened: Vec::new(),
             refused: Default::default(),
         }),

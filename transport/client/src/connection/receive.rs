@@ -12,7 +12,7 @@ use terrace_wire::{
     ErrorCode, Expected, FRAME_HEAD_LEN, FrameHead, FrameLimits, Partial, Reply, ReplyHead,
 };
 
-use super::{Arrived, CREDIT_WAITER, Call, Connection, LOOKER, State, open};
+use super::{Arrived, CREDIT_WAITER, Call, Connection, LOOKER, State, open, unneeded};
 use crate::error::{Cause, Failure, Retry};
 use crate::wait::Sleep;
 
@@ -279,6 +279,9 @@ impl Connection {
             if let Some(waker) = slot.waker.take() {
                 waker.wake();
             }
+        } else {
+            // Whoever asked is gone.
+            state.unneeded.extend(unneeded::granted(head, &reply));
         }
         // Replies bring credit back.
         if let Some(waker) = state.slot_to_wake(CREDIT_WAITER) {

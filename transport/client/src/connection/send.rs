@@ -109,6 +109,7 @@ impl Connection {
             true => failure,
             false => failure.before_sent(),
         })?;
+        self.push_releases(&mut outgoing);
         Ok(call)
     }
 
@@ -209,7 +210,11 @@ impl Connection {
     }
 
     /// Writes what the socket takes now of frames without values.
-    fn write_some(&self, state: &mut State, outgoing: &mut Outgoing) -> Result<(), Failure> {
+    pub(super) fn write_some(
+        &self,
+        state: &mut State,
+        outgoing: &mut Outgoing,
+    ) -> Result<(), Failure> {
         if outgoing.is_done() {
             outgoing.reset();
         }
@@ -254,6 +259,21 @@ impl Outgoing {
         self.sent = 0;
     }
 
+    /// Whether values of a frame that was begun are still to be written.
+    pub(super) const fn owes_values(&self) -> bool {
+        self.values_left > 0
+    }
+
+    /// Where a frame is encoded before it is known whether it may begin.
+    pub(super) const fn next(&mut self) -> &mut Vec<u8> {
+        &mut self.next
+    }
+
+    /// Puts that frame behind what is to be written.
+    pub(super) fn push_next(&mut self) {
+        self.frame.extend_from_slice(&self.next);
+    }
+
     /// Writes once, as much as the socket takes.
     fn write(&mut self, link: &Link, values: &mut Values<'_>) -> io::Result<()> {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
@@ -294,7 +314,7 @@ impl Outgoing {
 }
 
 /// Encodes into `frame`, which grows as needed.
-fn encode_into(
+pub(super) fn encode_into(
     frame: &mut Vec<u8>,
     encode: impl Fn(&mut [u8]) -> Result<usize, WireError>,
 ) -> Result<usize, WireError> {
@@ -344,8 +364,7 @@ impl<'a> Waiter<'a> {
             let begun = state.session.begin(verb, body_len, values_len, entries);
             match begun {
                 Ok(_) => {
-                    let Outgoing { frame, next, .. } = &mut *self.outgoing;
-                    frame.extend_from_slice(next);
+                    self.outgoing.push_next();
                     self.outgoing.values_left = values_len;
                     return Poll::Ready(Ok(()));
                 }

@@ -1,6 +1,7 @@
 //! Pulled puts: the node reads the values out of registered memory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use terrace_fabric::transfer::LocalPart;
 use terrace_types::limits::BLOCK_LEN_MAX;
@@ -19,6 +20,13 @@ use crate::keys::{in_order, split_keys};
 use crate::pool::Counters;
 use crate::put::{PutItem, outcome_of};
 use crate::region::Region;
+
+/// How long a node that could not read a value is not asked to.
+const UNREAD_REST: Duration = Duration::from_secs(1);
+
+/// How long a node that has no pulls is not asked for one: until it may have been replaced by one that
+/// has.
+const UNKNOWN_REST: Duration = Duration::from_secs(60);
 
 /// A value that the node is to read.
 struct Source {
@@ -98,7 +106,7 @@ impl Namespace {
         Counters::add(&pools.counters.one_sided_fallbacks, sources.len());
         let left = plan.deadline.saturating_duration_since(crate::time::now());
         let options = CallOptions {
-            deadline: Some(left.max(std::time::Duration::from_millis(1))),
+            deadline: Some(left.max(Duration::from_millis(1))),
             ..*options
         };
         self.put_copies(sources, &options).await
@@ -214,7 +222,7 @@ impl Run<'_> {
         let pools = &self.namespace.client.pools;
         let mut answers = Vec::with_capacity(items.len());
         let mut items = items;
-        for _ in 0..2 {
+        for is_again in [false, true] {
             let in_force = match pools.rails(self.reach, &connection, self.plan).await {
                 Ok(in_force) => in_force,
                 Err(failure) => {
@@ -231,11 +239,15 @@ impl Run<'_> {
             match exchanged {
                 Ok(()) => return answers,
                 Err(failure) if are_taken_back(&failure) => {
-                    in_force.rails.lose();
+                    // With rails the node opens this end again. If it cannot read then, others may.
+                    match is_again {
+                        false => in_force.rails.lose(),
+                        true => in_force.rails.put_off_pulls(UNREAD_REST),
+                    }
                     self.reach.note(&failure);
                 }
                 Err(failure) if is_unknown(&failure) => {
-                    in_force.rails.refuse_pulls();
+                    in_force.rails.put_off_pulls(UNKNOWN_REST);
                     self.reach.note(&failure);
                 }
                 Err(failure) => {

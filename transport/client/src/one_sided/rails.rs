@@ -2,8 +2,8 @@
 //! node took them back.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_lock::RwLockReadGuard;
@@ -64,18 +64,37 @@ pub(crate) struct Rails {
     pub(super) opened: Arc<Opened>,
     /// Where they lie.
     pub(super) region: Arc<RemoteRegion>,
-    /// They were taken back, or nothing can be read by them.
+    /// They were taken back, or are to be asked for again for another reason.
     are_lost: AtomicBool,
+    /// Nothing could be read by them.
+    are_down: AtomicBool,
     /// Something was read by them.
     have_read: AtomicBool,
-    /// The node pulls nothing.
-    refuse_pulls: AtomicBool,
+    /// When the node may be asked to pull, if it could not.
+    no_pulls_before: Mutex<Option<Instant>>,
 }
 
 impl Rails {
-    /// Notes that they are of no use any more.
+    fn new(opened: Arc<Opened>, region: Arc<RemoteRegion>) -> Self {
+        Self {
+            opened,
+            region,
+            are_lost: AtomicBool::new(false),
+            are_down: AtomicBool::new(false),
+            have_read: AtomicBool::new(false),
+            no_pulls_before: Mutex::default(),
+        }
+    }
+
+    /// Notes that others are to be asked for.
     pub(crate) fn lose(&self) {
         self.are_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that nothing can be read by them.
+    pub(super) fn fail(&self) {
+        self.are_down.store(true, Ordering::Relaxed);
+        self.lose();
     }
 
     /// Notes that something was read by them.
@@ -83,19 +102,24 @@ impl Rails {
         self.have_read.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that the node pulls nothing.
-    pub(super) fn refuse_pulls(&self) {
-        self.refuse_pulls.store(true, Ordering::Relaxed);
+    /// Notes that the node cannot pull, and is not to be asked for a while.
+    pub(super) fn put_off_pulls(&self, rest: Duration) {
+        let before = self.no_pulls_before.lock();
+        *before.unwrap_or_else(PoisonError::into_inner) = Some(now() + rest);
     }
 
-    /// Whether the node may pull.
+    /// Whether the node may be asked to pull.
     pub(super) fn take_pulls(&self) -> bool {
-        !self.refuse_pulls.load(Ordering::Relaxed)
+        let before = self.no_pulls_before.lock();
+        let before = before.unwrap_or_else(PoisonError::into_inner);
+        before.is_none_or(|before| now() >= before)
     }
 
-    /// Whether others are the same way to the same memory.
-    fn are_like(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.opened, &other.opened) && self.region.id == other.region.id
+    /// Whether these are the same way to the same memory as others by which nothing could be read.
+    fn are_still_down(&self, lost: &Self) -> bool {
+        lost.are_down.load(Ordering::Relaxed)
+            && Arc::ptr_eq(&self.opened, &lost.opened)
+            && self.region.id == lost.region.id
     }
 }
 
@@ -192,9 +216,11 @@ impl Pools {
             };
             let asked = reach.ask(connection).or(late).await;
             // The engine goes on trying them.
-            let asked = asked.and_then(|rails| match lost.filter(|lost| rails.are_like(lost)) {
-                Some(_) => Err(Failure::one_sided("the rails are down")),
-                None => Ok(rails),
+            let asked = asked.and_then(|rails| match lost {
+                Some(lost) if rails.are_still_down(&lost) => {
+                    Err(Failure::one_sided("the rails are down"))
+                }
+                _ => Ok(rails),
             });
             if asked.is_ok() {
                 Counters::add(&self.counters.rails, 1);
@@ -222,13 +248,7 @@ impl Reach {
         }
         let opened = self.open(engine, told.ticket, addresses).await?;
         let region = opened.region(told.region).await?;
-        Ok(Rails {
-            opened,
-            region,
-            are_lost: AtomicBool::new(false),
-            have_read: AtomicBool::new(false),
-            refuse_pulls: AtomicBool::new(false),
-        })
+        Ok(Rails::new(opened, region))
     }
 
     /// The node's engine, opened with `ticket`, unless it is already.

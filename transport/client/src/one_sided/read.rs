@@ -1,5 +1,6 @@
 //! Reading leased blocks into registered memory.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,25 +14,29 @@ use xxhash_rust::xxh3::Xxh3;
 use super::Reach;
 use super::rails::{Opened, Rails};
 use crate::client::{CallOptions, Namespace};
+use crate::connection::end_all;
 use crate::error::{Cause, Error, Failure, Retry};
 use crate::fan_out::Plan;
 use crate::get::{Part, copy_into, hash_of_region, seed_of_whole, wipe};
 use crate::keys::{millis, split_keys};
-use crate::lease::{Held, Lease, Leased};
+use crate::lease::Lease;
 use crate::locate::{At, Found, Located};
 use crate::pool::{Counters, Pools};
 use crate::region::Region;
 use crate::time::now;
 
-/// How long blocks are leased for a read of their own at most: a GB over 2 Gbit/s. A client that dies
-/// keeps their slots no longer.
+/// How long blocks are leased for a read of their own at most. A client that dies keeps their slots no
+/// longer.
 const LEASE_MAX: Duration = Duration::from_secs(4);
+
+/// Bytes that are leased and read together: 4 s are 8 times what they take at 4 Gbit/s.
+const ROUND_LEN: usize = 256 << 20;
+
+/// The part of a lease that is left for its release.
+const GRACE: u32 = 8;
 
 /// Bytes that are hashed before other tasks of the thread have their turn: less than a millisecond.
 const HASH_LEN: usize = 4 << 20;
-
-/// Attempts to read a block one-sided: once more with other rails.
-const ATTEMPTS: usize = 2;
 
 /// Why a block was not read.
 enum Missed {
@@ -39,6 +44,8 @@ enum Missed {
     Failed(Failure),
     /// It may be read with other rails.
     Lost(Failure),
+    /// The node grants no more leases now.
+    Full(Failure),
     /// It may be had over a connection.
     Gone(Failure),
     /// Only a part of it is wanted, which has no checksum to compare it with: it is had over a
@@ -94,35 +101,41 @@ impl Namespace {
             Err(error) => return targets.iter().map(|_| Err(error.clone())).collect(),
         };
         let mut results: Vec<_> = targets.iter().map(|_| None).collect();
-        let mut pending: Vec<usize> = (0..targets.len()).collect();
         let (mut plain, mut parts) = (Vec::new(), Vec::new());
-        for _ in 0..ATTEMPTS {
-            let wanted: Vec<_> = pending.iter().map(|index| targets[*index]).collect();
+        // What is to be read, and whether its rails were lost before.
+        let mut pending: VecDeque<_> = (0..targets.len()).map(|index| (index, false)).collect();
+        while !pending.is_empty() {
+            let round = round_of(&mut pending, targets);
+            let wanted: Vec<_> = round.iter().map(|(index, _)| targets[*index]).collect();
             let outcomes = self.read_once(reach, plan, &wanted, options).await;
-            let mut lost = Vec::new();
-            for (index, outcome) in std::mem::take(&mut pending).into_iter().zip(outcomes) {
-                match outcome {
-                    Ok(result) => results[index] = Some(result),
+            let has_progress = outcomes.iter().any(Result::is_ok);
+            for ((index, was_lost), outcome) in round.into_iter().zip(outcomes) {
+                let (failure, next) = match outcome {
+                    Ok(result) => {
+                        results[index] = Some(result);
+                        continue;
+                    }
                     Err(Missed::Failed(failure)) => {
                         results[index] = Some(Err(self.not_read(targets[index].0, failure)));
+                        continue;
                     }
-                    Err(Missed::Lost(failure)) => {
-                        reach.note(&failure);
-                        lost.push(index);
+                    Err(Missed::Part) => {
+                        parts.push(index);
+                        continue;
                     }
-                    Err(Missed::Gone(failure)) => {
+                    Err(Missed::Lost(failure)) => (failure, (!was_lost).then_some(true)),
+                    Err(Missed::Full(failure)) => (failure, has_progress.then_some(was_lost)),
+                    Err(Missed::Gone(failure)) => (failure, None),
+                };
+                match next {
+                    Some(was_lost) => pending.push_back((index, was_lost)),
+                    None => {
                         reach.note(&failure);
                         plain.push(index);
                     }
-                    Err(Missed::Part) => parts.push(index),
                 }
             }
-            pending = lost;
-            if pending.is_empty() {
-                break;
-            }
         }
-        plain.extend(pending);
         Counters::add(&self.client.pools.counters.one_sided_fallbacks, plain.len());
         for (indices, may_fail) in [(plain, reach.is_required()), (parts, false)] {
             let wanted: Vec<_> = indices.iter().map(|index| targets[*index]).collect();
@@ -193,52 +206,73 @@ impl Namespace {
             .into_iter()
             .filter_map(|refused| refused.or_else(|| found.next()))
             .collect();
-        let leases = found.iter().flatten().filter_map(|found| match found {
-            Found::Looked(Lookup::Hit { value, .. }) => value.lease().cloned(),
-            _ => None,
-        });
-        let held = Held::new(self, leases.collect());
         let reads = found
             .iter()
             .zip(targets)
             .filter_map(|(found, (_, target))| {
-                let Ok(Found::Looked(Lookup::Hit { value, .. })) = found else {
+                let Ok(Found::Looked(Lookup::Hit { value, .. }, _)) = found else {
                     return None;
                 };
                 Read::of(value, target)
             });
         let reads: Vec<_> = reads.collect();
         let pools = &self.client.pools;
-        let mut read = pools.read_all(reach, &reads, plan).await.into_iter();
-        // What is not told of in time is told of behind this call.
-        let told = plan.within(async {
-            held.let_go().await;
-            Ok(())
-        });
-        drop(told.await);
+        let grace = |lease: &Lease| {
+            let granted = lease.until.saturating_duration_since(ask.plan.start());
+            lease.until - granted / GRACE
+        };
+        let read = pools.read_all(reach, &reads, plan, grace).await;
+        let mut read = read.into_iter();
         let mut next = || read.next().unwrap_or_else(|| Err(no_way()));
-        let taken = found.into_iter().zip(targets);
-        taken
-            .map(|(found, (_, target))| match found {
-                Err(error) => Ok(Err(error)),
-                Ok(Found::NoRails(failure)) => Err(Missed::Gone(failure)),
-                Ok(Found::Looked(lookup)) => match &lookup {
+        let mut leases = Vec::new();
+        let mut take = |(found, (_, target)): (_, &(_, &Region))| match found {
+            Err(error) => Ok(Err(error)),
+            Ok(Found::NoRails(failure)) => Err(Missed::Gone(failure)),
+            Ok(Found::Looked(lookup, lease)) => {
+                leases.extend(lease);
+                let mut part = Ok(Part {
+                    len: 0,
+                    block_len: 0,
+                });
+                match &lookup {
                     Lookup::Hit { value, .. } => {
-                        let part = match &value.at {
+                        part = match &value.at {
                             At::Here(bytes) => Ok(copy_short(bytes, target)),
                             At::Leased { rails: Some(_), .. } => next(),
                             At::Leased { rails: None, .. } => Err(no_way()),
-                        }?;
-                        Ok(Ok(lookup.map(|_| part)))
+                        };
                     }
-                    _ => Ok(Ok(lookup.map(|_| Part {
-                        len: 0,
-                        block_len: 0,
-                    }))),
-                },
-            })
-            .collect()
+                    Lookup::Miss => {}
+                    // It may be had without a lease.
+                    Lookup::Unavailable(reason) => {
+                        let why = format_args!("no lease: {reason}");
+                        part = Err(Missed::Full(Failure::one_sided(why)));
+                    }
+                }
+                part.map(|part| Ok(lookup.map(|_| part)))
+            }
+        };
+        let outcomes = found.into_iter().zip(targets).map(&mut take).collect();
+        end_all(leases);
+        outcomes
     }
+}
+
+/// Takes what is leased and read together.
+fn round_of(
+    pending: &mut VecDeque<(usize, bool)>,
+    targets: &[(&[u8], &Region)],
+) -> Vec<(usize, bool)> {
+    let mut round = Vec::new();
+    let mut len = 0;
+    while let Some((index, _)) = pending.front() {
+        len += targets[*index].1.len();
+        if len > ROUND_LEN && !round.is_empty() {
+            break;
+        }
+        round.extend(pending.pop_front());
+    }
+    round
 }
 
 fn no_way() -> Missed {
@@ -279,14 +313,16 @@ impl Located {
         let Some((read, reach)) = read else {
             return Err(failed(Failure::one_sided("the lease has no rails")));
         };
-        let result = pools.read_all(reach, &[read], plan).await;
+        let reads = [read];
+        let result = pools.read_all(reach, &reads, plan, |lease| lease.until);
+        let result = result.await;
         match result.into_iter().next() {
             Some(Ok(part)) => Ok(part),
             Some(Err(Missed::Failed(failure) | Missed::Lost(failure) | Missed::Gone(failure))) => {
                 Err(failed(failure))
             }
-            // It was seen to have room for all.
-            Some(Err(Missed::Part)) | None => {
+            // It was leased before, and seen to have room for all.
+            Some(Err(Missed::Full(_) | Missed::Part)) | None => {
                 Err(failed(Failure::protocol("the call has no result")))
             }
         }
@@ -294,13 +330,14 @@ impl Located {
 }
 
 impl Pools {
-    /// Reads blocks; one result for each, in their order. None of the reads goes on behind the end of
-    /// its lease.
+    /// Reads blocks; one result for each, in their order. None of the reads goes on behind what `end`
+    /// says of its lease.
     async fn read_all(
         &self,
         reach: &Reach,
         reads: &[Read<'_>],
         plan: Plan,
+        end: impl Fn(&Lease) -> Instant,
     ) -> Vec<Result<Part, Missed>> {
         let mut results: Vec<Option<Result<Part, Missed>>> = reads.iter().map(|_| None).collect();
         // Of the batch for each engine that is read from: the reads, and what is asked of it.
@@ -324,8 +361,8 @@ impl Pools {
             }
         }
         for (opened, indices, requests) in batches {
-            let leases = indices.iter().map(|index| reads[*index].lease.until);
-            let until = leases.min().unwrap_or(plan.deadline);
+            let ends = indices.iter().map(|index| end(reads[*index].lease));
+            let until = ends.min().unwrap_or(plan.deadline);
             let moved = move_all(&opened, &requests, until.min(plan.deadline)).await;
             for (place, index) in indices.into_iter().enumerate() {
                 let status = match &moved {
@@ -375,7 +412,7 @@ impl Pools {
                 Err(Missed::Gone(failure))
             }
             status => {
-                read.rails.lose();
+                read.rails.fail();
                 let why = format_args!("the node's memory cannot be read: {status}");
                 Err(Missed::Lost(Failure::one_sided(why)))
             }

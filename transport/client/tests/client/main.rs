@@ -8,5 +8,7 @@
 mod calls;
 mod faults;
 mod node;
+mod one_sided;
+mod rails;
 mod store;
 mod verbs;

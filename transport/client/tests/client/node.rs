@@ -5,12 +5,15 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
+use terrace_fabric::transfer::Ticket;
 use terrace_wire::{
     ErrorCode, ErrorFrame, Features, FrameHead, FrameLimits, Goodbye, GoodbyeReason, Incoming,
     KeyStatus, NodeTerms, Partial, Pong, Request, Security, ServerSession, Verb,
 };
+
+use crate::rails::NodeEngine;
 
 /// What a node does wrong, or differently.
 #[derive(Default)]
@@ -68,6 +71,8 @@ pub(crate) struct Node {
     pub(crate) switches: Switches,
     pub(crate) seen: Seen,
     pub(crate) store: Mutex<Store>,
+    /// There when it grants one-sided access.
+    pub(crate) engine: OnceLock<NodeEngine>,
     listener: Mutex<Option<TcpListener>>,
     sockets: Mutex<Vec<TcpStream>>,
     changed: Condvar,
@@ -86,6 +91,7 @@ impl Node {
             switches: Switches::default(),
             seen: Seen::default(),
             store: Mutex::default(),
+            engine: OnceLock::new(),
             listener: Mutex::default(),
             sockets: Mutex::default(),
             changed: Condvar::new(),
@@ -177,6 +183,9 @@ pub(crate) struct Session<'a> {
     /// A goodbye follows the reply under way: decided before the reply lets the test go on.
     says_goodbye: bool,
     pub(crate) pins: usize,
+    pub(crate) client_id: [u8; 16],
+    /// Of the rails that were asked for here.
+    pub(crate) ticket: Option<Ticket>,
 }
 
 impl<'a> Session<'a> {
@@ -190,6 +199,8 @@ impl<'a> Session<'a> {
             held: Vec::new(),
             says_goodbye: false,
             pins: 0,
+            client_id: [0; 16],
+            ticket: None,
         }
     }
 
@@ -252,6 +263,7 @@ impl<'a> Session<'a> {
         let shards = self.node.shards.load(SeqCst);
         self.shard = hello.shard.unwrap_or(0).min(shards - 1);
         self.state = ServerSession::new(terms(self.node, self.shard));
+        self.client_id = hello.client_id;
         let agreed = self.state.on_hello(hello).unwrap();
         let len = agreed.encode([], &mut out).unwrap();
         self.send(&out[..len])
@@ -277,7 +289,11 @@ impl<'a> Session<'a> {
         if !self.has_namespace(request) {
             return self.refuse(head, ErrorCode::NamespaceNumber);
         }
-        let frames = self.frames(head, request, values);
+        let frames = match self.one_sided(head, request) {
+            None => self.frames(head, request, values),
+            Some(Ok(frame)) => vec![frame],
+            Some(Err(code)) => return self.refuse(head, code),
+        };
         if matches!(request, Request::Get(..)) && switches.hold_gets.load(SeqCst) {
             self.held.extend(frames);
         } else {
@@ -291,6 +307,24 @@ impl<'a> Session<'a> {
             }
         }
         self.finish(head)
+    }
+
+    /// `None`: the request is about something else.
+    fn one_sided(
+        &mut self,
+        head: &FrameHead,
+        request: &Request<'_>,
+    ) -> Option<Result<Vec<u8>, ErrorCode>> {
+        let lost = ErrorCode::NoRails;
+        match request {
+            Request::Rails(wanted) => Some(self.rails(head, wanted).ok_or(lost)),
+            Request::Locate(..) | Request::Pull(..) if self.has_lost_rails() => Some(Err(lost)),
+            Request::Pull(..) if self.node.engine().pulls_nothing.load(SeqCst) => {
+                Some(Err(ErrorCode::FeatureNotInForce))
+            }
+            Request::Pull(_, entries) => Some(self.pull(head, entries).ok_or(lost)),
+            _ => None,
+        }
     }
 
     fn frames(&mut self, head: &FrameHead, request: &Request<'_>, values: &[u8]) -> Vec<Vec<u8>> {
@@ -380,7 +414,8 @@ impl<'a> Session<'a> {
         let head = match request {
             Request::Put(head, _) | Request::Upsert(head, _) => head,
             Request::Get(head, _) => head,
-            Request::Exists(head, _) => head,
+            Request::Exists(head, _) | Request::Locate(head, _) => head,
+            Request::Pull(head, _) => head,
             _ => return true,
         };
         self.names.contains_key(&head.namespace.0)
@@ -402,7 +437,10 @@ fn terms(node: &Node, shard: u32) -> NodeTerms {
         version: 1,
         security: Security::default(),
         shard,
-        features: Features::ALL,
+        features: match node.engine.get() {
+            Some(_) => Features::ALL,
+            None => Features(Features::ALL.0 & !Features::ONE_SIDED.0),
+        },
         node_id: [1; 16],
         node_epoch: 1,
         map_epoch: node.map_epoch.load(SeqCst),

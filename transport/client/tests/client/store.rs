@@ -12,7 +12,7 @@ use terrace_wire::{
 use crate::node::{Session, made, take};
 
 impl Session<'_> {
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         // Tests use one namespace to a connection, unless they look at two.
         self.names.values().next().cloned().unwrap_or_default()
     }
@@ -51,7 +51,7 @@ impl Session<'_> {
         is_wrong.then_some(KeyStatus::WrongShard { shard })
     }
 
-    fn look(&self, key: &[u8]) -> KeyStatus {
+    pub(crate) fn look(&self, key: &[u8]) -> KeyStatus {
         if let Some(status) = self.wrong_shard(key) {
             return status;
         }
@@ -60,6 +60,11 @@ impl Session<'_> {
             true => KeyStatus::Hit(Tier::Dram),
             false => KeyStatus::Miss,
         }
+    }
+
+    pub(crate) fn stored(&self, key: &[u8]) -> Vec<u8> {
+        let store = self.node.store.lock().unwrap();
+        store[&(self.name(), key.to_vec())].clone()
     }
 
     pub(crate) fn put(
@@ -181,8 +186,9 @@ impl Session<'_> {
                 });
                 self.records(head, leases)
             }
+            Request::Locate(told, keys) => self.locate(head, told, keys),
             Request::Release(_, ids) => {
-                let statuses = ids.iter().map(|_| KeyStatus::Hit(Tier::Dram));
+                let statuses = ids.iter().map(|id| self.release(id));
                 self.records(head, statuses)
             }
             Request::Remove(_, keys) => {
