@@ -9,8 +9,9 @@ use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use terrace_client::{
-    Announced, CallOptions, Cause, Client, ClientConfig, ClientStats, Error, Namespace, TlsFiles,
-    TlsOptions, read_token,
+    Announced, CallOptions, Cause, Client, ClientConfig, ClientStats, Error, Namespace, OneSided,
+    OneSidedOptions, Part, RailReport, RdmaFlags, Region, RegisteredRegion, TlsFiles, TlsOptions,
+    read_token,
 };
 use terrace_engine::{EngineStats, Lookup, PutOutcome, Tier, block_on, hugepages};
 use terrace_sim::trace::{Trace, TraceRequest};
@@ -42,9 +43,11 @@ const ENGINE_ONLY: [&str; 13] = [
     "scratch",
 ];
 
-const REMOTE_ONLY: [&str; 7] = [
+const REMOTE_ONLY: [&str; 9] = [
     "namespace",
     "token_file",
+    "rdma",
+    "rdma_listen",
     "tls_ca",
     "tls_cert",
     "tls_key",
@@ -77,6 +80,9 @@ pub struct RemoteArgs {
     /// Whom to trust, and what to show.
     #[command(flatten)]
     pub tls: TlsFiles,
+    /// Whether blocks go one-sided.
+    #[command(flatten)]
+    pub rdma: RdmaFlags,
     /// Threads, each with connections of its own. They take requests in turn, and share --iodepth.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: usize,
@@ -93,6 +99,8 @@ pub struct RemoteOptions {
     pub token: Vec<u8>,
     /// TLS to the node; `None` for none.
     pub tls: Option<TlsOptions>,
+    /// One-sided access, where the node grants it; `None` for none.
+    pub one_sided: Option<OneSidedOptions>,
     /// Threads, each with a client.
     pub threads: usize,
     /// What is done with a chain before it is read.
@@ -124,6 +132,7 @@ impl RemoteOptions {
             namespace: args.namespace.clone(),
             token: token.unwrap_or_default(),
             tls: args.tls.options()?,
+            one_sided: args.rdma.options(),
             threads: args.threads,
             chain: ChainOptions::default(),
             durable: false,
@@ -223,13 +232,24 @@ pub struct RemoteOutcome {
     pub client: ClientStats,
     /// Shards of the node.
     pub shards: usize,
+    /// By which blocks of the first thread went one-sided.
+    pub rails: Vec<RailReport>,
+    /// Why a block that was to go one-sided did not.
+    pub one_sided_fault: Option<String>,
 }
 
 /// What one thread came to.
 struct Tally {
     outcome: ReplayOutcome,
     failures: Failures,
-    buffers: Vec<Vec<u8>>,
+    buffers: Vec<Buffer>,
+}
+
+/// Where a block of the replay lies while it is checked or made.
+struct Buffer {
+    bytes: Vec<u8>,
+    /// Registered memory that it is moved by; `None` when it goes over connections.
+    region: Option<Region>,
 }
 
 struct Player<'a> {
@@ -250,6 +270,9 @@ pub fn run(options: &RemoteOptions, trace: &Trace) -> anyhow::Result<RemoteOutco
     let mut config = ClientConfig::new(&options.address).token(&options.token);
     config.name = "terrace-bench".to_owned();
     config.tls = options.tls.clone();
+    if let Some(one_sided) = &options.one_sided {
+        config.one_sided = OneSided::Auto(one_sided.clone());
+    }
     let clients: Vec<Client> = (0..options.threads)
         .map(|_| block_on(Client::connect(config.clone())))
         .collect::<Result<_, _>>()
@@ -276,6 +299,8 @@ pub fn run(options: &RemoteOptions, trace: &Trace) -> anyhow::Result<RemoteOutco
         failures: Failures::default(),
         client: ClientStats::default(),
         shards: pongs.len(),
+        rails: block_on(clients[0].rails()),
+        one_sided_fault: clients.iter().find_map(Client::one_sided_fault),
     };
     for tally in tallies? {
         outcome.replay.add(tally.outcome)?;
@@ -303,6 +328,9 @@ fn play(
     bar: &indicatif::ProgressBar,
 ) -> anyhow::Result<Tally> {
     let name = NamespaceName::new(&options.name()).context("name the namespace")?;
+    let threads = options.threads;
+    let extra = usize::from(thread < options.iodepth % threads);
+    let iodepth = options.iodepth / threads + extra;
     let player = Player {
         options,
         blocks: client.namespace(name.as_str())?,
@@ -314,13 +342,11 @@ fn play(
         tally: RefCell::new(Tally {
             outcome: replay::empty()?,
             failures: Failures::default(),
-            buffers: Vec::new(),
+            buffers: buffers(options, client, iodepth)?,
         }),
     };
-    let threads = options.threads;
-    let extra = usize::from(thread < options.iodepth % threads);
     let pace = Pace {
-        iodepth: options.iodepth / threads + extra,
+        iodepth,
         speed: options.speed,
         started,
     };
@@ -329,6 +355,28 @@ fn play(
         player.request(request)
     }));
     Ok(player.tally.into_inner())
+}
+
+/// One buffer for each request in flight.
+fn buffers(options: &RemoteOptions, client: &Client, count: usize) -> anyhow::Result<Vec<Buffer>> {
+    let len = usize::try_from(options.block_len)?;
+    let whole = match &options.one_sided {
+        None => None,
+        Some(_) => {
+            let memory = RegisteredRegion::allocate(len * count).context("memory for blocks")?;
+            Some(client.register(&memory)?)
+        }
+    };
+    let buffer = |at| {
+        let part = whole
+            .as_ref()
+            .map(|whole| whole.slice(at * len..(at + 1) * len));
+        Ok(Buffer {
+            bytes: vec![0; len],
+            region: part.transpose()?,
+        })
+    };
+    (0..count).map(buffer).collect()
 }
 
 impl Player<'_> {
@@ -386,10 +434,26 @@ impl Player<'_> {
         }
     }
 
-    fn buffer(&self) -> Vec<u8> {
-        let mut buffer = self.tally.borrow_mut().buffers.pop().unwrap_or_default();
-        buffer.resize(usize::try_from(self.options.block_len).unwrap_or(0), 0);
-        buffer
+    /// A buffer that no other request uses; there is one for each.
+    fn buffer(&self) -> Buffer {
+        let spare = self.tally.borrow_mut().buffers.pop();
+        spare.unwrap_or_else(|| Buffer {
+            bytes: vec![0; usize::try_from(self.options.block_len).unwrap_or(0)],
+            region: None,
+        })
+    }
+
+    async fn get(
+        &self,
+        link: &Link,
+        buffer: &mut Buffer,
+        call: &CallOptions,
+    ) -> Result<Lookup<Part>, Error> {
+        let key = link.key.bytes();
+        match &buffer.region {
+            Some(region) => self.blocks.get_into_region(key, region, call).await,
+            None => self.blocks.get_into(key, &mut buffer.bytes, call).await,
+        }
     }
 
     /// Gets a block and verifies it; whether the node has none.
@@ -397,10 +461,7 @@ impl Player<'_> {
         let mut buffer = self.buffer();
         let call = self.call_of(link);
         let begun = now();
-        let found = self
-            .blocks
-            .get_into(link.key.bytes(), &mut buffer, &call)
-            .await;
+        let found = self.get(link, &mut buffer, &call).await;
         let took = nanos(begun);
         let found = self.answered(found);
         let mut tally = self.tally.borrow_mut();
@@ -418,7 +479,10 @@ impl Player<'_> {
                 outcome.bytes += part.len as u64;
                 let checking = now();
                 let is_whole = part.block_len == self.options.block_len;
-                if !is_whole || !payload::verify(link.id, &buffer) {
+                if let Some(region) = &buffer.region {
+                    region.memory().copy_to(&mut buffer.bytes);
+                }
+                if !is_whole || !payload::verify(link.id, &buffer.bytes) {
                     outcome.verify_failures += 1;
                 }
                 outcome.client += checking.elapsed();
@@ -437,11 +501,17 @@ impl Player<'_> {
     async fn put(&self, link: &Link) {
         let mut buffer = self.buffer();
         let making = now();
-        payload::fill(link.id, &mut buffer);
+        payload::fill(link.id, &mut buffer.bytes);
+        if let Some(region) = &buffer.region {
+            region.memory().copy_from(&buffer.bytes);
+        }
         self.tally.borrow_mut().outcome.client += making.elapsed();
-        let call = self.call_of(link);
+        let (key, call) = (link.key.bytes(), self.call_of(link));
         let begun = now();
-        let put = self.blocks.put(link.key.bytes(), &buffer, &call).await;
+        let put = match &buffer.region {
+            Some(region) => self.blocks.put_from_region(key, region, &call).await,
+            None => self.blocks.put(key, &buffer.bytes, &call).await,
+        };
         let took = nanos(begun);
         let put = self.answered(put);
         let mut tally = self.tally.borrow_mut();

@@ -12,7 +12,8 @@ use terrace_cli::inspect::{self, InspectOptions};
 use terrace_cli::remote::Stop;
 use terrace_cli::remote::events::{self, EventsArgs};
 use terrace_cli::remote::get::{self, GetArgs};
-use terrace_cli::remote::keys::{self, KeysArgs, ListArgs, PingArgs, RemoveArgs, SpanArgs};
+use terrace_cli::remote::keys::{self, KeysArgs, ListArgs, RemoveArgs, SpanArgs};
+use terrace_cli::remote::ping::{self, PingArgs};
 use terrace_cli::remote::put::{self, PutArgs};
 use terrace_cli::report::{self, ReportOptions};
 use terrace_cli::top::{self, TopArgs};
@@ -56,6 +57,9 @@ enum Command {
     /// fast enough, are told on stderr, or as objects with --json.
     Events(EventsArgs),
     /// Ask each shard of the node whether it is there.
+    ///
+    /// With --rdma it also stores some blocks of random bytes, has them read out of the node's memory,
+    /// compares and removes them, and tells how long that took and by which rails they went.
     Ping(PingArgs),
     /// Show what a node does, again each second: tiers and shards, rates, latencies, queues.
     Top(TopArgs),
@@ -106,7 +110,7 @@ fn main() -> ExitCode {
         Command::Prefetch(args) => keys::prefetch(&args),
         Command::Pin(args) => keys::pin(&args),
         Command::Events(args) => events::run(&args),
-        Command::Ping(args) => keys::ping(&args),
+        Command::Ping(args) => ping::run(&args),
         Command::Top(args) => top::run(&args),
     };
     match outcome {

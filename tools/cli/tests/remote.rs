@@ -8,6 +8,9 @@
 #[path = "../../../transport/client/tests/client/node.rs"]
 #[expect(dead_code, reason = "the client's tests use more of its switches")]
 mod node;
+#[path = "../../../transport/client/tests/client/rails.rs"]
+#[expect(dead_code, reason = "the client's tests use more of its switches")]
+mod rails;
 #[path = "../../../transport/client/tests/client/store.rs"]
 mod store;
 

@@ -11,6 +11,7 @@ use terrace_wire::token_of;
 
 use crate::log::LogFormat;
 use crate::machine;
+use crate::rails;
 use crate::settings::{Effective, Settings, SettingsError, address, byte_len};
 use crate::tls;
 
@@ -50,6 +51,8 @@ impl Effective {
             "off" => None,
             text => Some(address("metrics", text)?),
         };
+        let rdma = settings.rdma.unwrap_or_else(|| rails::AUTO.to_owned());
+        let has_tls = settings.tls_cert.is_some();
         let effective = Self {
             listen: address("listen", settings.listen.as_deref().unwrap_or(LISTEN))?,
             metrics,
@@ -67,6 +70,15 @@ impl Effective {
             tls_cert: settings.tls_cert,
             tls_key: settings.tls_key,
             tls_client_ca: settings.tls_client_ca,
+            one_sided: match settings.one_sided {
+                Some(mode) => mode,
+                None => rails::mode_default(&rdma, has_tls).to_owned(),
+            },
+            rdma,
+            staging: match &settings.staging {
+                Some(text) => byte_len("staging", text)?,
+                None => rails::STAGING,
+            },
             insecure: settings.insecure.unwrap_or(false),
             format: settings.format.unwrap_or(false),
             connections: settings.connections.unwrap_or(16_384),
@@ -110,6 +122,7 @@ impl Effective {
             return Err(SettingsError::field("metrics", self.listen, limit));
         }
         self.check_tls_files()?;
+        rails::of(self)?;
         let is_guarded = self.token_file.is_some() || self.tls_client_ca.is_some();
         self.check_exposure("listen", self.listen, is_guarded)?;
         if let Some(metrics) = self.metrics {
@@ -207,6 +220,7 @@ impl Effective {
             connections_max: self.connections,
             silence_max: Duration::from_secs(self.silence),
             slow: Duration::from_millis(self.slow_ms),
+            one_sided: rails::of(self)?,
             ..ServerConfig::default()
         })
     }

@@ -8,6 +8,7 @@ mod help;
 mod identity;
 mod log;
 mod machine;
+mod rails;
 mod run;
 mod samples;
 mod settings;

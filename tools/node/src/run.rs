@@ -17,6 +17,7 @@ use crate::admin::{self, Phase, State};
 use crate::effective::engine_error;
 use crate::identity::{Identity, hex};
 use crate::log::Log;
+use crate::rails;
 use crate::settings::Effective;
 
 /// Descriptors that the node needs beside those of connections.
@@ -28,6 +29,7 @@ pub(crate) fn check(values: &Effective) -> anyhow::Result<()> {
     check_host(values)?;
     let text = toml::to_string(values).context("print the values in force")?;
     say(text.trim_end());
+    say(rails::report().trim_end());
     Ok(())
 }
 
@@ -180,6 +182,13 @@ fn say_values(
         (0, len) => format!("NVMe tier {}", ByteLen(len)),
         (count, _) => format!("NVMe tier on {count} devices"),
     };
+    if let Ok(Some(one_sided)) = rails::of(values) {
+        let ways = match one_sided.rdma {
+            None => "TCP".to_owned(),
+            Some(_) => format!("RDMA ({}) and TCP", values.rdma),
+        };
+        say(&format!("one-sided: {} over {ways}", values.one_sided));
+    }
     say(&format!(
         "{} shards, DRAM {}, {below}, policy {}; node {} epoch {}",
         values.shards,

@@ -58,6 +58,17 @@ pub(crate) struct Settings {
     /// PEM file of CAs; clients have to show a certificate of one of them.
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
+    /// RDMA devices for one-sided reads and pulled puts: auto for all that carry packets, off, or
+    /// names with commas between them.
+    #[arg(long, value_name = "auto|off|DEVICE,...")]
+    pub(crate) rdma: Option<String>,
+    /// What clients read by themselves: staged, copies for each client alone; arena, any block of the
+    /// node; or off.
+    #[arg(long, value_name = "MODE")]
+    pub(crate) one_sided: Option<String>,
+    /// Memory for the copies of one client, as 64MiB.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) staging: Option<String>,
     /// Listen beyond this machine though clients show nothing.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) insecure: Option<bool>,
@@ -142,7 +153,7 @@ fn is_of_service(field: &str) -> bool {
 }
 
 /// The names of all fields, as a config file and, in capitals, the environment have them.
-pub(crate) const FIELDS: [&str; 21] = [
+pub(crate) const FIELDS: [&str; 24] = [
     "listen",
     "metrics",
     "data",
@@ -157,6 +168,9 @@ pub(crate) const FIELDS: [&str; 21] = [
     "tls_cert",
     "tls_key",
     "tls_client_ca",
+    "rdma",
+    "one_sided",
+    "staging",
     "insecure",
     "format",
     "connections",
@@ -213,6 +227,9 @@ impl Settings {
             "tls_cert" => self.tls_cert = Some(value.into()),
             "tls_key" => self.tls_key = Some(value.into()),
             "tls_client_ca" => self.tls_client_ca = Some(value.into()),
+            "rdma" => self.rdma = Some(value),
+            "one_sided" => self.one_sided = Some(value),
+            "staging" => self.staging = Some(value),
             "insecure" => self.insecure = Some(parse("insecure", &value, "true or false")?),
             "format" => self.format = Some(parse("format", &value, "true or false")?),
             "connections" => self.connections = Some(parse("connections", &value, "a count")?),
@@ -249,6 +266,9 @@ impl Settings {
             tls_cert: self.tls_cert.or(weaker.tls_cert),
             tls_key: self.tls_key.or(weaker.tls_key),
             tls_client_ca: self.tls_client_ca.or(weaker.tls_client_ca),
+            rdma: self.rdma.or(weaker.rdma),
+            one_sided: self.one_sided.or(weaker.one_sided),
+            staging: self.staging.or(weaker.staging),
             insecure: self.insecure.or(weaker.insecure),
             format: self.format.or(weaker.format),
             connections: self.connections.or(weaker.connections),
@@ -328,6 +348,9 @@ pub(crate) struct Effective {
     pub(crate) tls_cert: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
     pub(crate) tls_client_ca: Option<PathBuf>,
+    pub(crate) rdma: String,
+    pub(crate) one_sided: String,
+    pub(crate) staging: u64,
     pub(crate) insecure: bool,
     pub(crate) format: bool,
     pub(crate) connections: usize,

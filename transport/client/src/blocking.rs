@@ -10,7 +10,8 @@ use terrace_types::{Lookup, PutOutcome};
 use crate::wait::block_on;
 use crate::{
     Announced, BlockFacts, CallOptions, ClientConfig, ClientStats, Error, EventBatch, EventKind,
-    Lease, Leased, Listed, Located, Part, PutItem, Region, RegisteredRegion, ShardPong, Target,
+    Lease, Leased, Listed, Located, Part, PutItem, RailReport, Region, RegisteredRegion, ShardPong,
+    Target,
 };
 
 /// A client of one node, for code that waits. Clones share its connections, and may be used from any
@@ -89,6 +90,12 @@ impl Client {
     #[must_use]
     pub fn one_sided_fault(&self) -> Option<String> {
         self.0.one_sided_fault()
+    }
+
+    /// As [`crate::Client::rails`], and waits.
+    #[must_use]
+    pub fn rails(&self) -> Vec<RailReport> {
+        block_on(self.0.rails())
     }
 
     /// What the client counted.

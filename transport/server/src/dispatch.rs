@@ -92,23 +92,7 @@ async fn without_values(connection: &Rc<Connection>, id: u64, verb: Verb, reques
             get::get(connection, ticket, &told, entries).await;
         }
         Request::MatchPrefix(told, keys) => match_prefix(connection, id, verb, &told, keys),
-        Request::Announce(told, accesses) => {
-            let terms = connection.terms.get();
-            let is_own = |entry: &AccessEntry| entry.id.shard(terms.shards) == terms.shard;
-            let own = accesses.iter().filter(is_own);
-            let own: Vec<Access> = own.map(|entry| entry.access(told.context)).collect();
-            let all = accesses.iter();
-            let all = all.map(|entry| (entry.id, entry.hint, told.context));
-            match WholeChain::of(all).filter(|_| terms.shards > 1) {
-                Some(chain) => connection.shard().announce_chain(&chain, &own),
-                None => connection.shard().announce(&own),
-            }
-            connection.reply_once(id, |out| {
-                let head = connection.reply_head(0);
-                let none: [KeyStatus; 0] = [];
-                reply::encode(verb, id, terrace_wire::Flags::NONE, &head, none, out)
-            });
-        }
+        Request::Announce(told, accesses) => announce(connection, id, &told, accesses),
         Request::List(told, asked) => list::list(connection, id, &told, asked).await,
         Request::Lease(told, keys) => {
             let ticket = connection.ticket(id, verb, told.deadline_ms);
@@ -149,6 +133,30 @@ async fn without_values(connection: &Rc<Connection>, id: u64, verb: Verb, reques
             connection.refuse(id, verb.number(), ErrorCode::FeatureNotInForce, text);
         }
     }
+}
+
+fn announce(
+    connection: &Rc<Connection>,
+    id: u64,
+    told: &RequestHead,
+    accesses: Records<'_, AccessEntry>,
+) {
+    let terms = connection.terms.get();
+    let is_own = |entry: &AccessEntry| entry.id.shard(terms.shards) == terms.shard;
+    let own = accesses.iter().filter(is_own);
+    let own: Vec<Access> = own.map(|entry| entry.access(told.context)).collect();
+    let all = accesses.iter();
+    let all = all.map(|entry| (entry.id, entry.hint, told.context));
+    match WholeChain::of(all).filter(|_| terms.shards > 1) {
+        Some(chain) => connection.shard().announce_chain(&chain, &own),
+        None => connection.shard().announce(&own),
+    }
+    connection.reply_once(id, |out| {
+        let head = connection.reply_head(0);
+        let none: [KeyStatus; 0] = [];
+        let verb = Verb::Announce;
+        reply::encode(verb, id, terrace_wire::Flags::NONE, &head, none, out)
+    });
 }
 
 fn open_namespace(connection: &Rc<Connection>, id: u64, open: &OpenNamespace<'_>) {

@@ -2,6 +2,8 @@
 //! `cargo xtask rdma`, else over TCP.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "a test measures from outside")]
+#![expect(clippy::print_stdout, reason = "what was counted is of interest too")]
 
 #[expect(dead_code, reason = "not every test program uses all of it")]
 mod plain;

@@ -40,6 +40,11 @@ fn to_json(outcome: &RemoteOutcome) -> Value {
             "connect_failures": client.connect_failures,
             "retries": client.retries,
             "timeouts": client.timeouts,
+            "one_sided_gets": client.one_sided_gets,
+            "pulled_puts": client.pulled_puts,
+            "one_sided_fallbacks": client.one_sided_fallbacks,
+            "rails_lost": client.rails_lost,
+            "one_sided_fault": outcome.one_sided_fault,
         },
         "shards": outcome.shards,
         "gb_per_s": gb_per_s(replay),
@@ -98,5 +103,30 @@ pub fn print_remote_table(trace: &Trace, options: &RemoteOptions, outcome: &Remo
             client.connects, client.connect_failures, client.retries
         ),
     );
+    if options.one_sided.is_some() {
+        print_one_sided(outcome);
+    }
     print_costs(replay);
+}
+
+fn print_one_sided(outcome: &RemoteOutcome) {
+    let client = outcome.client;
+    row(
+        "one-sided",
+        format!(
+            "{} blocks read, {} pulled, {} over connections; rails lost {} times",
+            client.one_sided_gets,
+            client.pulled_puts,
+            client.one_sided_fallbacks,
+            client.rails_lost
+        ),
+    );
+    if let Some(fault) = &outcome.one_sided_fault {
+        row("why over connections", fault);
+    }
+    for rail in &outcome.rails {
+        let (name, kind) = (&rail.link.name, rail.link.kind);
+        let moved = ByteLen(rail.figures.moved_len);
+        row("rail", format!("{kind}, {name}: {moved} moved"));
+    }
 }

@@ -1,4 +1,4 @@
-//! The commands about keys: exists, rm, stat, ls, prefetch, pin; and ping.
+//! The commands about keys: exists, rm, stat, ls, prefetch, pin.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -61,13 +61,6 @@ pub struct RemoveArgs {
     /// Remove all blocks of the namespace.
     #[arg(long)]
     all: bool,
-}
-
-/// Which node.
-#[derive(Args, Debug)]
-pub struct PingArgs {
-    #[command(flatten)]
-    node: NodeArgs,
 }
 
 impl KeysArgs {
@@ -263,31 +256,6 @@ fn hold(
             Err(Stop { code, line })
         }
     }
-}
-
-/// `terrace ping`; its exit code.
-///
-/// # Errors
-/// What ends it early.
-pub fn ping(args: &PingArgs) -> Result<u8, Stop> {
-    let node = args.node.node()?;
-    let pongs = node.client.ping(&node.options)?;
-    let text = if args.node.json {
-        let shards = pongs.iter().map(|pong| {
-            let took_us = pong.took.as_micros() as u64;
-            json!({ "shard": pong.shard, "node_epoch": pong.node_epoch, "took_us": took_us })
-        });
-        let shards: Vec<_> = shards.collect();
-        format!("{}\n", json!({ "shards": shards, "exit_code": DONE }))
-    } else {
-        let line = |pong: &terrace_client::ShardPong| {
-            let (shard, epoch, took) = (pong.shard, pong.node_epoch, pong.took);
-            format!("shard {shard}\tnode epoch {epoch}\t{took:.1?}\n")
-        };
-        pongs.iter().map(line).collect()
-    };
-    print(text.as_bytes())?;
-    Ok(DONE)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ pub mod events;
 pub mod files;
 pub mod get;
 pub mod keys;
+pub mod ping;
 pub mod put;
 pub mod said;
 
@@ -13,7 +14,9 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use terrace_client::blocking::{Client, Namespace};
-use terrace_client::{CallOptions, Cause, ClientConfig, FileError, TlsFault, TlsFiles, read_token};
+use terrace_client::{
+    CallOptions, Cause, ClientConfig, FileError, OneSided, TlsFault, TlsFiles, read_token,
+};
 
 /// Exit code: all is done.
 pub const DONE: u8 = 0;
@@ -119,6 +122,14 @@ impl NodeArgs {
     /// # Errors
     /// [`USAGE`] when an argument or the token's file is wrong.
     pub fn node(&self) -> Result<Node, Stop> {
+        self.node_by(OneSided::Off)
+    }
+
+    /// The same with one-sided access.
+    ///
+    /// # Errors
+    /// As [`NodeArgs::node`].
+    pub fn node_by(&self, one_sided: OneSided) -> Result<Node, Stop> {
         let address = match &self.addr {
             Some(address) => address.clone(),
             None => std::env::var("TERRACE_ADDR").unwrap_or_else(|_| ADDRESS.to_owned()),
@@ -131,6 +142,7 @@ impl NodeArgs {
             config.token = read_token("--token-file", path)?;
         }
         config.tls = self.tls.options()?;
+        config.one_sided = one_sided;
         let client = Client::new(config)?;
         let blocks = client.namespace(&self.namespace)?;
         Ok(Node {

@@ -14,6 +14,8 @@ mod read;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use terrace_fabric::transfer::{Peer, RailReport};
+
 use crate::client::Client;
 use crate::error::{Failure, Retry};
 
@@ -144,5 +146,16 @@ impl Client {
         let reach = self.pools.one_sided.as_ref()?;
         let fault = reach.fault.lock().unwrap_or_else(PoisonError::into_inner);
         fault.as_ref().map(|failure| failure.cause.to_string())
+    }
+
+    /// The rails to the node's transfer engine, with what each has done since it was opened; none
+    /// before the first block went by them.
+    pub async fn rails(&self) -> Vec<RailReport> {
+        let Some(reach) = &self.pools.one_sided else {
+            return Vec::new();
+        };
+        let opened = reach.opened.lock().await;
+        let peer = opened.as_ref().and_then(|opened| opened.peer().ok());
+        peer.map(Peer::rails).unwrap_or_default()
     }
 }

@@ -1,13 +1,15 @@
-//! Files that programs with flags name for a client: the token's, and those of TLS. Variables of the
-//! environment stand in for flags of TLS that are not given.
+//! What programs with flags tell a client: the files of the token and of TLS, and of one-sided access.
+//! Variables of the environment stand in for flags of TLS that are not given.
 
 use std::fs::File;
 use std::io::Read;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use terrace_wire::limits::TOKEN_LEN_MAX;
 use terrace_wire::token_of;
 
+use crate::one_sided::OneSidedOptions;
 use crate::tls::TlsOptions;
 
 /// Longest token file in bytes; a longer file is another one.
@@ -91,6 +93,41 @@ impl TlsFiles {
         };
         options.server_name = name.map(|given| given.value);
         Ok(Some(options))
+    }
+}
+
+/// What says of one-sided access: the flags `--rdma` and `--rdma-listen`. With the feature `clap` it
+/// is these flags.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
+pub struct RdmaFlags {
+    /// Whether blocks are read out of the node's memory, if it allows that: off; auto, by all RDMA
+    /// devices, else by TCP without the node's shards; or by the devices with these names.
+    #[cfg_attr(
+        feature = "clap",
+        arg(long = "rdma", value_name = "auto|off|DEVICE,...")
+    )]
+    pub rdma: Option<String>,
+    /// Address of this machine at which the node may read the values of puts; without it they are
+    /// sent.
+    #[cfg_attr(
+        feature = "clap",
+        arg(long = "rdma-listen", value_name = "ADDRESS", requires = "rdma")
+    )]
+    pub rdma_listen: Option<IpAddr>,
+}
+
+impl RdmaFlags {
+    /// What is asked for; `None` for nothing. The client checks it.
+    #[must_use]
+    pub fn options(&self) -> Option<OneSidedOptions> {
+        let devices = match self.rdma.as_deref()? {
+            "off" => return None,
+            "auto" => Vec::new(),
+            names => names.split(',').map(str::to_owned).collect(),
+        };
+        let listen = self.rdma_listen;
+        Some(OneSidedOptions { devices, listen })
     }
 }
 
@@ -190,6 +227,20 @@ mod tests {
             std::fs::remove_file(path).unwrap();
         }
         assert!(read_token("--token-file", Path::new("/")).is_err());
+    }
+
+    #[test]
+    fn rdma_is_off_unless_it_is_asked_for() {
+        let options = |rdma: Option<&str>| {
+            let rdma = rdma.map(str::to_owned);
+            let rdma_listen = None;
+            RdmaFlags { rdma, rdma_listen }.options()
+        };
+        assert_eq!(options(None), None);
+        assert_eq!(options(Some("off")), None);
+        assert_eq!(options(Some("auto")), Some(OneSidedOptions::default()));
+        let named = options(Some("rxe0,rxe1/2")).unwrap();
+        assert_eq!(named.devices, ["rxe0", "rxe1/2"]);
     }
 
     #[test]
