@@ -1,7 +1,8 @@
 //! `cargo xtask rdma`: the RDMA tests in small virtual machines with soft-RoCE NICs.
 //!
 //! The host builds and the machines run: `tools/vm-run` boots them with the host's own files. One
-//! machine talks to itself; two talk to each other, and take links down. Without KVM they are
+//! machine talks to itself: the layers, the node's rails, a client and a node. Two talk to each other,
+//! and take links down. Without KVM they are
 //! emulated: what is shown there is function, not speed.
 
 use std::path::{Path, PathBuf};
@@ -11,21 +12,60 @@ use crate::process;
 use crate::steps::Done;
 use crate::workspace::Workspace;
 
-/// The package, its tests and its program that measures.
+/// The package of the layers, and its program that measures.
 const PACKAGE: &str = "terrace-fabric";
-const TESTS: &str = "rdma";
 const BANDWIDTH: &str = "rdma_bandwidth";
 
-/// Time limits of the two runs in seconds: several times what they take, as the machine that
-/// emulates may be busy.
-const ONE_MACHINE_SECONDS: &str = "180";
-const TWO_MACHINES_SECONDS: &str = "240";
+/// Test programs, and the machines that each runs in.
+const PROGRAMS: [TestProgram; 4] = [
+    TestProgram {
+        package: PACKAGE,
+        test: "rdma",
+        // Both ends of 128 MiB in the longest test, and some to spare.
+        machine: &["--hugepages", "200"],
+        filter: &["--skip", "pair::", "--skip", "two_rails"],
+        variables: &[],
+    },
+    TestProgram {
+        package: PACKAGE,
+        test: "rdma",
+        machine: &["--vms", "2", "--nics", "3", "--mem", "1024"],
+        filter: &["pair::", "two_rails"],
+        variables: &[],
+    },
+    TestProgram {
+        package: "terrace-server",
+        test: "rails",
+        machine: &["--mem", "1536"],
+        filter: &[],
+        // An emulated machine has not the time for more; without RDMA there are thousands.
+        variables: &[("TERRACE_RAILS_ROUNDS", "24")],
+    },
+    TestProgram {
+        package: "terrace-client",
+        test: "one_sided_node",
+        machine: &["--mem", "1536"],
+        filter: &[],
+        variables: &[],
+    },
+];
+
+/// Time limits in seconds, boot included: several times what is needed, as the machine that emulates
+/// may be busy.
+const TESTS_SECONDS: &str = "300";
+const BANDWIDTH_SECONDS: &str = "240";
 
 /// How long a machine may take to boot before this host counts as one that runs none.
 const BOOT_SECONDS: &str = "90";
 
-/// Both ends of 128 MiB in the longest test, and some to spare.
-const HUGEPAGES: &str = "200";
+struct TestProgram {
+    package: &'static str,
+    test: &'static str,
+    machine: &'static [&'static str],
+    /// Which tests of the program.
+    filter: &'static [&'static str],
+    variables: &'static [(&'static str, &'static str)],
+}
 
 /// Runs the tests, or tells why no virtual machine can be had.
 pub(crate) fn run(workspace: &Workspace) -> Result<Done, String> {
@@ -33,34 +73,22 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Done, String> {
     if let Some(reason) = missing(&vm_run) {
         return Ok(Done::Skipped(reason));
     }
-    let tests = ["test", "--test", TESTS, "--no-run"];
-    let program = build(workspace, &tests)?;
-    let one = [
-        "--hugepages",
-        HUGEPAGES,
-        "--timeout",
-        ONE_MACHINE_SECONDS,
-        "--",
-    ];
-    machines(
-        workspace,
-        &vm_run,
-        &one,
-        &program,
-        &["--skip", "pair::", "--skip", "two_rails"],
-    )?;
-    let two = [
-        "--vms",
-        "2",
-        "--nics",
-        "3",
-        "--mem",
-        "1024",
-        "--timeout",
-        TWO_MACHINES_SECONDS,
-        "--",
-    ];
-    machines(workspace, &vm_run, &two, &program, &["pair::", "two_rails"])?;
+    for tests in &PROGRAMS {
+        let arguments = ["test", "--test", tests.test, "--no-run"];
+        let program = build(workspace, tests.package, &arguments)?;
+        let mut command = Command::new(&vm_run);
+        command
+            .args(["--timeout", TESTS_SECONDS])
+            .args(tests.machine)
+            .arg("--")
+            .arg(program)
+            // Some take the link down that others use.
+            .arg("--test-threads=1")
+            .args(tests.filter)
+            .envs(tests.variables.iter().copied())
+            .current_dir(workspace.root());
+        process::run(&mut command)?;
+    }
     Ok(Done::Passed)
 }
 
@@ -77,10 +105,10 @@ pub(crate) fn bandwidth(workspace: &Workspace) -> Result<Done, String> {
         process::run(install.env("DEBIAN_FRONTEND", "noninteractive"))?;
     }
     let example = ["build", "--release", "--example", BANDWIDTH];
-    let program = build(workspace, &example)?;
+    let program = build(workspace, PACKAGE, &example)?;
     let mut command = Command::new(&vm_run);
     command
-        .args(["--timeout", TWO_MACHINES_SECONDS, "--"])
+        .args(["--timeout", BANDWIDTH_SECONDS, "--"])
         .arg(program)
         .current_dir(workspace.root());
     process::run(&mut command).map(|()| Done::Passed)
@@ -103,11 +131,11 @@ fn missing(vm_run: &Path) -> Option<String> {
         .then(|| "no virtual machine boots here".to_owned())
 }
 
-/// Builds a program of the package; where it is.
-fn build(workspace: &Workspace, arguments: &[&str]) -> Result<PathBuf, String> {
+/// Builds a program of a package; where it is.
+fn build(workspace: &Workspace, package: &str, arguments: &[&str]) -> Result<PathBuf, String> {
     let output = workspace
         .cargo(arguments)
-        .args(["--package", PACKAGE, "--locked"])
+        .args(["--package", package, "--locked"])
         .args(["--message-format", "json"])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -126,24 +154,6 @@ fn executable(messages: &str) -> Option<&str> {
     let mark = "\"executable\":\"";
     let (_, rest) = messages.rsplit_once(mark)?;
     rest.split('"').next()
-}
-
-/// Runs the tests in machines, one test at a time: some take the link down that others use.
-fn machines(
-    workspace: &Workspace,
-    vm_run: &Path,
-    options: &[&str],
-    program: &Path,
-    filter: &[&str],
-) -> Result<(), String> {
-    let mut command = Command::new(vm_run);
-    command
-        .args(options)
-        .arg(program)
-        .arg("--test-threads=1")
-        .args(filter)
-        .current_dir(workspace.root());
-    process::run(&mut command)
 }
 
 #[cfg(test)]
