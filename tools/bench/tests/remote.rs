@@ -9,8 +9,9 @@ use std::process::{Command, Output, Stdio};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use terrace_engine::{Engine, EngineConfig, HugepageMode, block_on};
+use terrace_fabric::verbs::{RdmaConfig, RdmaTransport};
 use terrace_server::tls::{NodePem, NodeTls};
-use terrace_server::{Server, ServerConfig};
+use terrace_server::{OneSidedConfig, OneSidedReach, Server, ServerConfig};
 
 const TOKEN: &str = "a secret of some length";
 
@@ -90,6 +91,58 @@ fn trace_is_played_to_a_node_and_verified() {
         assert!(table.contains(words), "no `{words}` in {table}");
     }
     std::fs::remove_file(file).unwrap();
+}
+
+/// Aim: with --rdma blocks are pulled and read one-sided, without it by connections, and a node that
+/// grants none is told of. Over RDMA where there is a device, else over rails of TCP.
+#[test]
+fn trace_goes_one_sided_where_it_is_granted() {
+    let engine = engine();
+    let reach = OneSidedReach::Staged {
+        client_len: 8 << 20,
+        clients_max: 2,
+    };
+    let has_rdma = RdmaTransport::open(&RdmaConfig::default()).is_ok();
+    let config = ServerConfig {
+        one_sided: Some(OneSidedConfig {
+            reach,
+            hosts: vec!["127.0.0.1".parse().unwrap()],
+            rdma: has_rdma.then(RdmaConfig::default),
+            skip_fence: false,
+        }),
+        ..ServerConfig::default()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start(&engine, listener, config).unwrap();
+    let args = ["--requests", "60", "--threads", "2", "--json"];
+    let one_sided = ["--rdma", "auto", "--rdma-listen", "127.0.0.1"];
+    let args = [&args[..], &one_sided].concat();
+    for turn in 0..2 {
+        let output = command(server.address(), &args).output().unwrap();
+        let report = report(&output);
+        no_failures(&report);
+        let count = |name: &str| number(&report, &format!("/client/{name}"));
+        assert!(count("one_sided_gets") > 0, "{report}");
+        assert_eq!(count("rails_lost"), 0, "{report}");
+        if turn == 0 {
+            assert!(count("pulled_puts") > 0, "{report}");
+        }
+    }
+    let table = command(server.address(), &["--requests", "9", "--rdma", "auto"]);
+    let table = { table }.output().unwrap();
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(
+        table.contains("  one-sided ") && table.contains("  rail "),
+        "{table}"
+    );
+
+    let plain = serve(&engine, "127.0.0.1:0", None);
+    let output = command(plain.address(), &args).output().unwrap();
+    let report = report(&output);
+    no_failures(&report);
+    assert_eq!(number(&report, "/client/one_sided_gets"), 0, "{report}");
+    let fault = report["client"]["one_sided_fault"].as_str().unwrap();
+    assert!(fault.contains("the node grants none"), "{fault}");
 }
 
 /// Aim: the flags of TLS are those of `terrace`, and a node that speaks TLS is replayed to by them.
@@ -178,7 +231,7 @@ fn wrong_input_is_named() {
         .unwrap()
         .local_addr()
         .unwrap();
-    let cases: [(SocketAddr, &[&str], &[&str]); 8] = [
+    let cases: [(SocketAddr, &[&str], &[&str]); 10] = [
         (nobody, &[], &["--remote", "not available"]),
         (server.address(), &[], &["token", "refused"]),
         (nobody, &["--shards", "2"], &["--shards", "--remote"]),
@@ -186,6 +239,8 @@ fn wrong_input_is_named() {
         (nobody, &["--threads", "0"], &["--threads", "0", "256"]),
         (nobody, &["--threads", "9"], &["--iodepth", "4", "9"]),
         (nobody, &["--namespace", ""], &["--namespace"]),
+        (nobody, &["--rdma", ""], &["devices", "NAME/PORT"]),
+        (nobody, &["--rdma-listen", "127.0.0.1"], &["--rdma "]),
         (
             nobody,
             &["--token-file", "no/such"],

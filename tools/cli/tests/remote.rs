@@ -242,6 +242,47 @@ fn keys_are_told_one_by_one_and_the_exit_code_is_the_worst() {
     run(&node, &["rm", "--all"]).is(0, &["0 blocks removed"]);
 }
 
+/// Aim: `ping --rdma` tells how long reads take and by which rails they went, leaves no blocks, and says
+/// why when there are no rails.
+#[test]
+fn ping_reads_out_of_the_memory_of_a_node_that_allows_it() {
+    let node = Node::with_rails(2);
+    let args = ["ping", "--rdma", "auto", "--rdma-listen", "127.0.0.1"];
+    let json = run(&node, &[&args[..], &["--json"]].concat()).json();
+    assert_eq!(json["shards"].as_array().unwrap().len(), 2, "{json}");
+    let told = &json["one_sided"];
+    assert!(told["gets"].as_u64() > Some(300), "{json}");
+    assert_eq!(told["pulled_puts"], 17, "{json}");
+    assert_eq!(told["rails"][0]["state"], "up", "{json}");
+    assert!(
+        told["rails"][0]["bytes"].as_u64() > Some(100 << 20),
+        "{json}"
+    );
+    run(&node, &args).is(
+        0,
+        &[
+            "shard 1",
+            "one-sided\t16 KiB in ",
+            "17 of 17 puts pulled",
+            "rail tcp ",
+        ],
+    );
+    assert_eq!(run(&node, &["ls"]).out, b"");
+
+    run(&node, &["ping", "--rdma", "off"]).is(0, &["shard 0"]);
+    run(&node, &["ping", "--rdma", ""]).is(2, &["devices", "NAME or NAME/PORT"]);
+    run(&node, &["ping", "--rdma", "no0"]).is(3, &["RDMA"]);
+    run(&node, &["ping", "--rdma-listen", "127.0.0.1"]).is(2, &["--rdma "]);
+    let unmapped = ["ping", "--rdma", "auto", "--rdma-listen", "0.0.0.0"];
+    run(&node, &unmapped).is(
+        2,
+        &["listen is 0.0.0.0", "an address that the node can reach"],
+    );
+    let plain = Node::start(1);
+    run(&plain, &["ping", "--rdma", "auto"]).is(3, &["the node grants none"]);
+    assert_eq!(run(&plain, &["ls"]).out, b"");
+}
+
 #[test]
 fn each_way_to_fail_has_its_exit_code_and_one_line() {
     let (node, folder) = (Node::start(1), Folder::new());

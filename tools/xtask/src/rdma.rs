@@ -17,7 +17,7 @@ const PACKAGE: &str = "terrace-fabric";
 const BANDWIDTH: &str = "rdma_bandwidth";
 
 /// Test programs, and the machines that each runs in.
-const PROGRAMS: [TestProgram; 4] = [
+const PROGRAMS: [TestProgram; 5] = [
     TestProgram {
         package: PACKAGE,
         test: "rdma",
@@ -46,6 +46,13 @@ const PROGRAMS: [TestProgram; 4] = [
         test: "one_sided_node",
         machine: &["--mem", "1536"],
         filter: &[],
+        variables: &[],
+    },
+    TestProgram {
+        package: "terrace-bench",
+        test: "remote",
+        machine: &[],
+        filter: &["one_sided"],
         variables: &[],
     },
 ];

@@ -272,14 +272,20 @@ fn child() {
             (format!("key {}", seed_of(*at)), part)
         });
         let named: Vec<_> = named.collect();
-        let pairs: Vec<_> = named.iter().map(|(key, part)| (key.as_bytes(), *part)).collect();
+        let pairs: Vec<_> = named
+            .iter()
+            .map(|(key, part)| (key.as_bytes(), *part))
+            .collect();
         if role == "putter" {
             blocks.put_regions_from(&pairs, &plain);
         } else {
             blocks.get_regions_into(&pairs, &plain);
         }
         let stats = client.stats();
-        say(&format!("moved {}", stats.pulled_puts + stats.one_sided_gets));
+        say(&format!(
+            "moved {}",
+            stats.pulled_puts + stats.one_sided_gets
+        ));
     }
 }
 

@@ -125,8 +125,7 @@ fn print_one_sided(outcome: &RemoteOutcome) {
         row("why over connections", fault);
     }
     for rail in &outcome.rails {
-        let (name, kind) = (&rail.link.name, rail.link.kind);
-        let moved = ByteLen(rail.figures.moved_len);
-        row("rail", format!("{kind}, {name}: {moved} moved"));
+        let (name, moved) = (&rail.link.name, ByteLen(rail.figures.moved_len));
+        row("rail", format!("{name}: {moved} moved"));
     }
 }

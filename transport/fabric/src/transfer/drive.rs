@@ -61,7 +61,12 @@ impl Driver {
     pub(super) fn run(mut self) {
         while let Err(error) = self.guarded(Self::work) {
             let name = self.rail_name();
-            tracing::warn!(rail = name, %error, "a rail failed; its slices go elsewhere");
+            // A peer that goes away takes its rails along; that is no fault while they are idle.
+            if self.link.is_idle(self.ix) {
+                tracing::info!(rail = name, %error, "an idle rail ended");
+            } else {
+                tracing::warn!(rail = name, %error, "a rail failed; its slices go elsewhere");
+            }
             // The second time it is a rail that has no code to panic.
             let outcome = self.guarded(Self::recover);
             let is_back = outcome.or_else(|_| self.guarded(Self::recover));

@@ -188,6 +188,13 @@ impl Link {
         }
     }
 
+    /// Whether a rail has no slices.
+    pub(super) fn is_idle(&self, rail: usize) -> bool {
+        let state = self.state();
+        let figures = state.chooser.rails().get(rail);
+        figures.is_some_and(|figures| figures.outstanding_count == 0)
+    }
+
     /// What each rail has done.
     pub(super) fn report(&self) -> Vec<RailReport> {
         let state = self.state();
