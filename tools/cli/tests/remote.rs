@@ -255,7 +255,7 @@ fn ping_reads_out_of_the_memory_of_a_node_that_allows_it() {
     assert_eq!(told["pulled_puts"], 17, "{json}");
     assert_eq!(told["rails"][0]["state"], "up", "{json}");
     assert!(
-        told["rails"][0]["bytes"].as_u64() > Some(100 << 20),
+        told["rails"][0]["bytes"].as_u64() > Some(64 << 20),
         "{json}"
     );
     run(&node, &args).is(

@@ -42,10 +42,10 @@ const PROGRAMS: [TestProgram; 5] = [
         variables: &[("TERRACE_RAILS_ROUNDS", "24")],
     },
     TestProgram {
-        package: "terrace-client",
-        test: "one_sided_node",
+        package: "terrace-node",
+        test: "node",
         machine: &["--mem", "1536"],
-        filter: &[],
+        filter: &["one_sided::"],
         variables: &[],
     },
     TestProgram {

@@ -21,7 +21,7 @@ const SHORT_READS: usize = 300;
 /// Blocks whose reads tell the bandwidth, and how often they are read.
 const LONG_LEN: usize = 1 << 20;
 const LONG_COUNT: usize = 16;
-const LONG_READS: usize = 8;
+const LONG_READS: usize = 4;
 
 /// How long a descriptor is asked for; the node may give less.
 const LEASE: Duration = Duration::from_secs(10);

@@ -8,6 +8,7 @@ mod client;
 mod life;
 mod live;
 mod observe;
+mod one_sided;
 #[path = "../../../../transport/server/tests/plain/mod.rs"]
 mod plain;
 mod settings;

@@ -21,7 +21,7 @@ use crate::node::{Node, Session, made, take};
 const HANG: Duration = Duration::from_secs(60);
 
 /// Length of each shard's region; half of it is for what is pulled.
-const REGION_LEN: u64 = 256 << 20;
+const REGION_LEN: u64 = 512 << 20;
 
 /// Blocks up to this length come with a locate's reply.
 pub(crate) const INLINE_LEN_MAX: usize = 4096;
