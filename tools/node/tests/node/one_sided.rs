@@ -76,6 +76,17 @@ fn value(seed: usize) -> Vec<u8> {
     (0..LEN).map(|at| ((at * (seed + 3)) >> 3) as u8).collect()
 }
 
+fn bytes_of_seed(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed;
+    let words = std::iter::repeat_with(|| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        state.to_le_bytes()
+    });
+    words.flatten().take(len).collect()
+}
+
 fn bytes_of(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.memory().copy_to(&mut bytes);
@@ -125,6 +136,59 @@ fn blocks_are_pulled_and_read_one_sided() {
         let found = pair.blocks.get(b"key 7", &plain).unwrap();
         assert!(matches!(found, Lookup::Hit { value: found, .. } if found == value(7)));
     }
+}
+
+/// Aim: blocks of any length are pulled, read and read again, the last without a request. Method: on
+/// hugepages where there are enough.
+#[test]
+fn blocks_of_every_length_are_read_again_without_the_node() {
+    let folder = Folder::new("one-sided-lengths");
+    let flags = ["--nvme", "0", "--one-sided", "arena", "--dram", "300MiB"];
+    let flags = [&flags[..], &["--shards", "1", "--hugepages", "prefer"]].concat();
+    let node = Node::start(&folder.0, &flags);
+    let (client, blocks) = connect(node.address);
+    let plain = CallOptions::within(HANG);
+    let target = region(&client, 128 << 20);
+    for len in [
+        1,
+        100,
+        4096,
+        4097,
+        65_536,
+        1 << 20,
+        (16 << 20) + 1,
+        128 << 20,
+    ] {
+        let key = format!("{len} bytes");
+        let part = target.slice(0..len).unwrap();
+        let bytes = bytes_of_seed(len as u64, len);
+        part.memory().copy_from(&bytes);
+        let put = blocks.put_from_region(key.as_bytes(), &part, &plain);
+        assert!(matches!(put.unwrap(), PutOutcome::Stored { .. }), "{len}");
+        part.memory().copy_from(&vec![0; len]);
+        let got = blocks.get_into_region(key.as_bytes(), &part, &plain);
+        assert!(got.unwrap().is_hit() && bytes_of(&part) == bytes, "{len}");
+        let found = blocks.locate(&[key.as_bytes()], 2 * HANG, &plain);
+        let Some(Ok(Lookup::Hit { value: located, .. })) = found.into_iter().next() else {
+            panic!("{len}: no block");
+        };
+        let requests = node.metric("terrace_server_requests_total");
+        for _ in 0..3 {
+            part.memory().copy_from(&vec![0; len]);
+            let read = blocks.read_located(&located, &part, &plain);
+            assert_eq!(read.unwrap().len, len);
+            assert!(bytes_of(&part) == bytes, "{len}");
+        }
+        assert_eq!(node.metric("terrace_server_requests_total"), requests);
+        blocks.release(&[located], &plain);
+    }
+    let (stats, fault) = (client.stats(), client.one_sided_fault());
+    // Short ones come with the answer.
+    assert!(
+        stats.pulled_puts >= 4 && stats.one_sided_gets >= 5,
+        "{stats:?} {fault:?}"
+    );
+    assert_eq!((stats.rails_lost, stats.corrupt), (0, 0));
 }
 
 /// A lease that is left to its time costs the client its rails, and it finds new ones.

@@ -31,6 +31,10 @@ const WINDOW_SECONDS: f64 = 0.001;
 /// The longest round trip that a window makes up for.
 const LATENCY_MAX_NS: u64 = 200_000_000;
 
+/// The least that a rail is given ahead, in bytes: a millisecond of a link of 16 Gbit/s. Less would make
+/// rings of a NIC's doorbell for a slice or two on links that are slow anyway.
+const WINDOW_LEN_MIN: f64 = 2_097_152.0;
+
 /// Slices a rail has at least, so that one goes while the next is on its way.
 const WINDOW_COUNT_MIN: u64 = 2;
 
@@ -130,6 +134,8 @@ pub struct RailFigures {
     sample_ns: u64,
     is_measured: bool,
     failed_ns: u64,
+    /// Whether its window is being filled.
+    is_filling: bool,
     /// Whether the next slice to end is the first after a time without any.
     is_first: bool,
     /// How long one slice takes from its being given to its end, when it is alone.
@@ -162,12 +168,27 @@ impl RailFigures {
         len as f64 / self.expected_bandwidth(slice.node, now_ns)
     }
 
-    fn has_room(&self, len: u64) -> bool {
-        // A window shorter than the round trip would be what limits the bandwidth.
+    /// Bytes that it is given ahead.
+    fn window(&self) -> f64 {
+        // One shorter than the round trip would be what limits the bandwidth.
         let ahead = self.bandwidth * (WINDOW_SECONDS + 2.0 * seconds(self.latency_ns));
-        self.outstanding_count < WINDOW_COUNT_MIN
-            || (self.outstanding_count < WINDOW_COUNT_MAX
-                && (self.outstanding_len + len) as f64 <= ahead)
+        ahead.max(WINDOW_LEN_MIN)
+    }
+
+    /// A full window is filled again when half of it is done: slices go to a rail in groups, which
+    /// cost it one call.
+    fn has_room(&self, len: u64) -> bool {
+        self.outstanding_count < WINDOW_COUNT_MIN || (self.is_filling && self.fits(len))
+    }
+
+    fn fits(&self, len: u64) -> bool {
+        self.outstanding_count < WINDOW_COUNT_MAX
+            && (self.outstanding_len + len) as f64 <= self.window()
+    }
+
+    fn is_half_done(&self) -> bool {
+        self.outstanding_count <= WINDOW_COUNT_MAX / 2
+            && self.outstanding_len as f64 <= self.window() / 2.0
     }
 }
 
@@ -198,6 +219,7 @@ impl Chooser {
                 sample_ns: 0,
                 is_measured: false,
                 failed_ns: 0,
+                is_filling: true,
                 is_first: false,
                 latency_ns: 0,
             }
@@ -284,6 +306,8 @@ impl Chooser {
         }
         rail.outstanding_len += len;
         rail.outstanding_count += 1;
+        // The next one is as long, most likely.
+        rail.is_filling &= rail.fits(len);
     }
 
     /// A slice of `len` bytes ended on a rail; `is_moved` when its bytes went over it.
@@ -302,6 +326,7 @@ impl Chooser {
         }
         rail.outstanding_len = rail.outstanding_len.saturating_sub(len);
         rail.outstanding_count = rail.outstanding_count.saturating_sub(1);
+        rail.is_filling |= rail.is_half_done();
         rail.progress_ns = now_ns;
         if !is_moved {
             return;
@@ -329,7 +354,11 @@ impl Chooser {
     pub fn failed(&mut self, ix: usize, now_ns: u64) {
         let rest_max_ns = self.rest_max_ns;
         let rail = &mut self.rails[ix];
-        (rail.outstanding_len, rail.outstanding_count) = (0, 0);
+        (
+            rail.outstanding_len,
+            rail.outstanding_count,
+            rail.is_filling,
+        ) = (0, 0, true);
         if rail.is_up() {
             rail.failures += 1;
             rail.failed_ns = now_ns;
