@@ -44,7 +44,7 @@ const PROGRAMS: [TestProgram; 5] = [
     TestProgram {
         package: "terrace-node",
         test: "node",
-        machine: &["--mem", "1536"],
+        machine: &["--mem", "2048", "--hugepages", "300"],
         filter: &["one_sided::"],
         variables: &[],
     },
