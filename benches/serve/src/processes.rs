@@ -2,10 +2,13 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
 /// A child that is killed when it is dropped.
 pub(crate) struct Running {
@@ -18,6 +21,8 @@ impl Running {
         let name = command.get_program().to_string_lossy().into_owned();
         let mut child = command
             .stdout(Stdio::piped())
+            // Some are scripts that start the program itself.
+            .process_group(0)
             .spawn()
             .with_context(|| format!("start {name}"))?;
         let lines = child.stdout.take().map(BufReader::new);
@@ -49,6 +54,9 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // It may have ended by itself.
+        if let Ok(group) = i32::try_from(self.child.id()) {
+            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,5 @@
-//! The transfer engine beside Mooncake's `transfer_engine_bench`, both over TCP on this host, in turns.
+//! The transfer engine on one rail and on two beside Mooncake's `transfer_engine_bench`, all over TCP on this
+//! host, in turns.
 
 use std::io::Write;
 use std::path::Path;
@@ -56,27 +57,29 @@ pub(crate) fn compare(bench: &Path, rounds: u32, turn_millis: u64) -> Result<()>
     )?;
     writeln!(
         out,
-        "| requests x batch | threads | this, GB/s | Mooncake, GB/s | ratio |"
+        "| requests x batch | threads | this, GB/s | on two rails | Mooncake, GB/s | ratio | two rails |"
     )?;
-    writeln!(out, "|---|---|---|---|---|")?;
+    writeln!(out, "|---|--:|--:|--:|--:|--:|--:|")?;
     for shape in &SHAPES {
-        let (mut own, mut theirs) = (Vec::new(), Vec::new());
-        for round in 0..rounds {
+        let mut figures = [Vec::new(), Vec::new(), Vec::new()];
+        for round in 0..rounds as usize {
             // Who comes first changes.
-            for at in 0..2 {
-                if (round + at) % 2 == 0 {
-                    own.push(turn_of_own(bench, shape, turn_millis)?);
-                } else {
-                    theirs.push(turn_of_peer(&peer, &segment, shape, seconds)?);
-                }
+            for at in 0..figures.len() {
+                let which = (round + at) % figures.len();
+                let figure = match which {
+                    0 => turn_of_own(bench, shape, "1", turn_millis)?,
+                    1 => turn_of_own(bench, shape, "2", turn_millis)?,
+                    _ => turn_of_peer(&peer, &segment, shape, seconds)?,
+                };
+                figures[which].push(figure);
             }
         }
-        let (own, theirs) = (median(own), median(theirs));
-        let (len, batch) = (shape.len >> 10, shape.batch);
-        let (threads, ratio) = (shape.threads, own / theirs);
+        let [own, two, theirs] = figures.map(median);
+        let (len, batch, threads) = (shape.len >> 10, shape.batch, shape.threads);
+        let (ratio, ratio_two) = (own / theirs, two / theirs);
         writeln!(
             out,
-            "| {len} KiB x {batch} | {threads} | {own:.2} | {theirs:.2} | {ratio:.1} |"
+            "| {len} KiB x {batch} | {threads} | {own:.2} | {two:.2} | {theirs:.2} | {ratio:.1} | {ratio_two:.1} |"
         )?;
     }
     Ok(())
@@ -87,9 +90,10 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-fn turn_of_own(bench: &Path, shape: &Shape, millis: u64) -> Result<f64> {
+fn turn_of_own(bench: &Path, shape: &Shape, rails: &str, millis: u64) -> Result<f64> {
     let output = Command::new(bench)
         .args(["transfer", "--transport", "tcp", "--rounds", "1", "--json"])
+        .args(["--rails", rails])
         .args([
             "--bs",
             &shape.len.to_string(),

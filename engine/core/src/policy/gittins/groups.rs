@@ -71,6 +71,9 @@ pub(super) struct Groups {
     number: u64,
     /// The oldest and the newest group of each bin.
     bins: [[GroupIx; 2]; BINS],
+    /// For each bin when its oldest group leaves it; the greatest time where it has none. Most looks at
+    /// the time move no group, and touch none.
+    due_ms: [u64; BINS],
     pub(super) cells: Box<[Cell; CELLS]>,
     /// The worth of each cell that is not empty, infinity for others.
     pub(super) worths: Box<[f64; PLACES]>,
@@ -130,6 +133,7 @@ impl Groups {
             unused: 0,
             number: 0,
             bins: [[0; 2]; BINS],
+            due_ms: [u64::MAX; BINS],
             cells: Box::new([Cell::default(); CELLS]),
             worths: Box::new([f64::INFINITY; PLACES]),
             winners: Box::new([0; PLACES]),
@@ -313,19 +317,19 @@ impl Groups {
 
     /// It is `now_ms`: groups move on to the bins of their ages, and the index learns of it.
     pub(super) fn age(&mut self, now_ms: u64, index: &mut Index) {
-        for (bin, begin_ms) in EDGES_MS.iter().enumerate().take(BINS).skip(1) {
-            while let Some(oldest) = Some(self.bins[bin - 1][0]).filter(|oldest| *oldest != 0) {
+        for bin in 1..BINS {
+            while self.due_ms[bin - 1] <= now_ms {
+                let oldest = self.bins[bin - 1][0];
+                if oldest == 0 {
+                    break;
+                }
                 let Group {
-                    time_ms,
                     alive,
                     gone,
                     category,
                     leaf,
                     ..
                 } = *self.at(oldest);
-                if time_ms.saturating_add(*begin_ms) > now_ms {
-                    break;
-                }
                 let blocks = if self.by_milestones { gone } else { alive };
                 index.age(category.into(), bin, blocks);
                 if leaf != 0 {
@@ -346,9 +350,18 @@ impl Groups {
         let fields = self.at_mut(group);
         (fields.bin, fields.older, fields.newer) = (bin as u8, newest, 0);
         self.bins[bin] = [if oldest == 0 { group } else { oldest }, group];
-        if newest != 0 {
-            self.at_mut(newest).newer = group;
+        match newest {
+            0 => self.set_due(bin),
+            newest => self.at_mut(newest).newer = group,
         }
+    }
+
+    /// Notes when the oldest group of a bin leaves it.
+    fn set_due(&mut self, bin: usize) {
+        self.due_ms[bin] = match self.bins[bin][0] {
+            0 => u64::MAX,
+            oldest => self.at(oldest).time_ms.saturating_add(EDGES_MS[bin + 1]),
+        };
     }
 
     /// Takes a group out of the list of its bin.
@@ -357,7 +370,10 @@ impl Groups {
             older, newer, bin, ..
         } = *self.at(group);
         match older {
-            0 => self.bins[usize::from(bin)][0] = newer,
+            0 => {
+                self.bins[usize::from(bin)][0] = newer;
+                self.set_due(usize::from(bin));
+            }
             older => self.at_mut(older).newer = newer,
         }
         match newer {
@@ -498,6 +514,9 @@ impl Groups {
                 "a bin"
             );
             assert!(groups.iter().all(|group| self.bin(*group) == bin), "a bin");
+            let first = groups.first().map(|group| self.at(*group).time_ms);
+            let due_ms = first.map_or(u64::MAX, |first| first.saturating_add(EDGES_MS[bin + 1]));
+            assert_eq!(self.due_ms[bin], due_ms, "when a bin is due");
             with_leaves += groups
                 .iter()
                 .filter(|group| self.at(**group).leaf != 0)
