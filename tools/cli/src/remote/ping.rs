@@ -1,6 +1,7 @@
 //! `terrace ping`: whether a node's shards are there, and by which rails their memory is reached.
 
 use std::fmt::Write;
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -65,19 +66,21 @@ pub fn run(args: &PingArgs) -> Result<u8, Stop> {
 
 /// Stores blocks, reads them and removes them.
 fn measure(node: &Node) -> Result<Measured, Stop> {
+    // Pings of several machines at once must not take each other's blocks for their own.
+    let random = RandomState::new().hash_one(std::process::id());
     let keys: Vec<Vec<u8>> = (0..=LONG_COUNT)
-        .map(|at| format!("terrace-ping-{}-{at}", std::process::id()).into_bytes())
+        .map(|at| format!("terrace-ping-{random:016x}-{at}").into_bytes())
         .collect();
-    let measured = exchange(node, &keys);
+    let measured = exchange(node, &keys, random);
     let removed = node.blocks.remove_batch(&keys, &node.options);
     let measured = measured?;
     removed.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(measured)
 }
 
-fn exchange(node: &Node, keys: &[Vec<u8>]) -> Result<Measured, Stop> {
+fn exchange(node: &Node, keys: &[Vec<u8>], seed: u64) -> Result<Measured, Stop> {
     let (memory, region) = region(node, LONG_COUNT * LONG_LEN + SHORT_LEN)?;
-    let bytes = noise(region.len());
+    let bytes = noise(seed, region.len());
     memory.copy_from(&bytes);
     let mut blocks = Vec::with_capacity(keys.len());
     for (at, key) in keys.iter().enumerate() {
@@ -196,8 +199,8 @@ fn locate(node: &Node, key: &[u8]) -> Result<Located, Stop> {
 }
 
 /// Bytes that repeat nowhere near.
-fn noise(len: usize) -> Vec<u8> {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64 | u64::from(std::process::id()) << 32;
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed | 1;
     let mut bytes = Vec::with_capacity(len);
     while bytes.len() < len {
         state ^= state << 13;
