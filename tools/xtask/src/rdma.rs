@@ -81,7 +81,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Done, String> {
         return Ok(Done::Skipped(reason));
     }
     for tests in &PROGRAMS {
-        let arguments = ["test", "--test", tests.test, "--no-run"];
+        // With the features that the tests of the workspace were built with.
+        let arguments = ["test", "--workspace", "--test", tests.test, "--no-run"];
         let program = build(workspace, tests.package, &arguments)?;
         let mut command = Command::new(&vm_run);
         command
@@ -111,7 +112,14 @@ pub(crate) fn bandwidth(workspace: &Workspace) -> Result<Done, String> {
         install.args(["install", "--yes", "--no-install-recommends", "perftest"]);
         process::run(install.env("DEBIAN_FRONTEND", "noninteractive"))?;
     }
-    let example = ["build", "--release", "--example", BANDWIDTH];
+    let example = [
+        "build",
+        "--release",
+        "--package",
+        PACKAGE,
+        "--example",
+        BANDWIDTH,
+    ];
     let program = build(workspace, PACKAGE, &example)?;
     let mut command = Command::new(&vm_run);
     command
@@ -142,7 +150,7 @@ fn missing(vm_run: &Path) -> Option<String> {
 fn build(workspace: &Workspace, package: &str, arguments: &[&str]) -> Result<PathBuf, String> {
     let output = workspace
         .cargo(arguments)
-        .args(["--package", package, "--locked"])
+        .arg("--locked")
         .args(["--message-format", "json"])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -151,15 +159,17 @@ fn build(workspace: &Workspace, package: &str, arguments: &[&str]) -> Result<Pat
     if !output.status.success() {
         return Err(format!("the build ended with {}", output.status));
     }
-    executable(&String::from_utf8_lossy(&output.stdout))
+    executable(&String::from_utf8_lossy(&output.stdout), package)
         .map(PathBuf::from)
         .ok_or_else(|| "cargo names no program".to_owned())
 }
 
-/// The program that cargo's messages name.
-fn executable(messages: &str) -> Option<&str> {
-    let mark = "\"executable\":\"";
-    let (_, rest) = messages.rsplit_once(mark)?;
+/// The program that cargo's messages name last of a package.
+fn executable<'a>(messages: &'a str, package: &str) -> Option<&'a str> {
+    let package = format!("#{package}@");
+    let of_package = messages.lines().filter(|line| line.contains(&package));
+    let mut named = of_package.filter_map(|line| line.split_once("\"executable\":\""));
+    let (_, rest) = named.next_back()?;
     rest.split('"').next()
 }
 
@@ -168,11 +178,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn executable_is_the_last_that_is_named() {
-        let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
-                        {\"executable\":\"/target/deps/rdma-1\",\"fresh\":true}\n\
+    fn executable_is_the_last_of_the_package() {
+        let messages = "{\"package_id\":\"path+file:///fabric#terrace-fabric@0.1.0\",\"executable\":null}\n\
+                        {\"package_id\":\"path+file:///cli#terrace-cli@0.1.0\",\"executable\":\"/target/deps/remote-2\"}\n\
+                        {\"package_id\":\"path+file:///bench#terrace-bench@0.1.0\",\"executable\":\"/target/deps/remote-1\",\"fresh\":true}\n\
                         {\"reason\":\"build-finished\",\"success\":true}\n";
-        assert_eq!(executable(messages), Some("/target/deps/rdma-1"));
-        assert_eq!(executable("{\"executable\":null}"), None);
+        let found = |package| executable(messages, package);
+        assert_eq!(found("terrace-bench"), Some("/target/deps/remote-1"));
+        assert_eq!(found("terrace-cli"), Some("/target/deps/remote-2"));
+        assert_eq!(found("terrace-fabric"), None);
+        assert_eq!(executable("{\"executable\":null}", "terrace-cli"), None);
     }
 }
