@@ -83,7 +83,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Done, String> {
     for tests in &PROGRAMS {
         // With the features that the tests of the workspace were built with.
         let arguments = ["test", "--workspace", "--test", tests.test, "--no-run"];
-        let program = build(workspace, tests.package, &arguments)?;
+        let program = build(workspace, (tests.package, tests.test), &arguments)?;
         let mut command = Command::new(&vm_run);
         command
             .args(["--timeout", TESTS_SECONDS])
@@ -120,7 +120,7 @@ pub(crate) fn bandwidth(workspace: &Workspace) -> Result<Done, String> {
         "--example",
         BANDWIDTH,
     ];
-    let program = build(workspace, PACKAGE, &example)?;
+    let program = build(workspace, (PACKAGE, BANDWIDTH), &example)?;
     let mut command = Command::new(&vm_run);
     command
         .args(["--timeout", BANDWIDTH_SECONDS, "--"])
@@ -147,7 +147,11 @@ fn missing(vm_run: &Path) -> Option<String> {
 }
 
 /// Builds a program of a package; where it is.
-fn build(workspace: &Workspace, package: &str, arguments: &[&str]) -> Result<PathBuf, String> {
+fn build(
+    workspace: &Workspace,
+    wanted: (&str, &str),
+    arguments: &[&str],
+) -> Result<PathBuf, String> {
     let output = workspace
         .cargo(arguments)
         .arg("--locked")
@@ -159,16 +163,17 @@ fn build(workspace: &Workspace, package: &str, arguments: &[&str]) -> Result<Pat
     if !output.status.success() {
         return Err(format!("the build ended with {}", output.status));
     }
-    executable(&String::from_utf8_lossy(&output.stdout), package)
+    executable(&String::from_utf8_lossy(&output.stdout), wanted)
         .map(PathBuf::from)
         .ok_or_else(|| "cargo names no program".to_owned())
 }
 
-/// The program that cargo's messages name last of a package.
-fn executable<'a>(messages: &'a str, package: &str) -> Option<&'a str> {
-    let package = format!("#{package}@");
-    let of_package = messages.lines().filter(|line| line.contains(&package));
-    let mut named = of_package.filter_map(|line| line.split_once("\"executable\":\""));
+/// The program of a package and a target of it that cargo's messages name.
+fn executable<'a>(messages: &'a str, (package, target): (&str, &str)) -> Option<&'a str> {
+    let (package, target) = (format!("#{package}@"), format!("\"name\":\"{target}\""));
+    let is_wanted = |line: &&str| line.contains(&package) && line.contains(&target);
+    let named = messages.lines().filter(is_wanted);
+    let mut named = named.filter_map(|line| line.split_once("\"executable\":\""));
     let (_, rest) = named.next_back()?;
     rest.split('"').next()
 }
@@ -178,15 +183,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn executable_is_the_last_of_the_package() {
-        let messages = "{\"package_id\":\"path+file:///fabric#terrace-fabric@0.1.0\",\"executable\":null}\n\
-                        {\"package_id\":\"path+file:///cli#terrace-cli@0.1.0\",\"executable\":\"/target/deps/remote-2\"}\n\
-                        {\"package_id\":\"path+file:///bench#terrace-bench@0.1.0\",\"executable\":\"/target/deps/remote-1\",\"fresh\":true}\n\
-                        {\"reason\":\"build-finished\",\"success\":true}\n";
-        let found = |package| executable(messages, package);
-        assert_eq!(found("terrace-bench"), Some("/target/deps/remote-1"));
-        assert_eq!(found("terrace-cli"), Some("/target/deps/remote-2"));
-        assert_eq!(found("terrace-fabric"), None);
-        assert_eq!(executable("{\"executable\":null}", "terrace-cli"), None);
+    fn executable_is_that_of_package_and_target() {
+        let line = |package: &str, target: &str, path: &str| {
+            format!(
+                "{{\"package_id\":\"path+file:///x#{package}@0.1.0\",\
+                 \"target\":{{\"name\":\"{target}\"}},\"executable\":{path}}}\n"
+            )
+        };
+        let messages = [
+            line("terrace-fabric", "terrace_fabric", "null"),
+            line("terrace-bench", "remote", "\"/target/deps/remote-1\""),
+            line("terrace-cli", "remote", "\"/target/deps/remote-2\""),
+            line(
+                "terrace-bench",
+                "terrace-bench",
+                "\"/target/terrace-bench\"",
+            ),
+        ]
+        .concat();
+        let found = |package, target| executable(&messages, (package, target));
+        assert_eq!(
+            found("terrace-bench", "remote"),
+            Some("/target/deps/remote-1")
+        );
+        assert_eq!(
+            found("terrace-cli", "remote"),
+            Some("/target/deps/remote-2")
+        );
+        assert_eq!(found("terrace-fabric", "terrace_fabric"), None);
+        assert_eq!(found("terrace-fabric", "rdma"), None);
     }
 }
