@@ -246,6 +246,7 @@ struct Tally {
 }
 
 /// Where a block of the replay lies while it is checked or made.
+#[derive(Default)]
 struct Buffer {
     bytes: Vec<u8>,
     /// Registered memory that it is moved by; `None` when it goes over connections.
@@ -342,7 +343,7 @@ fn play(
         tally: RefCell::new(Tally {
             outcome: replay::empty()?,
             failures: Failures::default(),
-            buffers: buffers(options, client, iodepth)?,
+            buffers: registered(options, client, iodepth)?,
         }),
     };
     let pace = Pace {
@@ -357,23 +358,23 @@ fn play(
     Ok(player.tally.into_inner())
 }
 
-/// One buffer for each request in flight.
-fn buffers(options: &RemoteOptions, client: &Client, count: usize) -> anyhow::Result<Vec<Buffer>> {
+/// A buffer in registered memory for each request in flight; none where blocks go over connections.
+fn registered(
+    options: &RemoteOptions,
+    client: &Client,
+    count: usize,
+) -> anyhow::Result<Vec<Buffer>> {
+    if options.one_sided.is_none() {
+        return Ok(Vec::new());
+    }
     let len = usize::try_from(options.block_len)?;
-    let whole = match &options.one_sided {
-        None => None,
-        Some(_) => {
-            let memory = RegisteredRegion::allocate(len * count).context("memory for blocks")?;
-            Some(client.register(&memory)?)
-        }
-    };
+    let memory = RegisteredRegion::allocate(len * count).context("memory for blocks")?;
+    let whole = client.register(&memory)?;
     let buffer = |at| {
-        let part = whole
-            .as_ref()
-            .map(|whole| whole.slice(at * len..(at + 1) * len));
+        let region = whole.slice(at * len..(at + 1) * len)?;
         Ok(Buffer {
-            bytes: vec![0; len],
-            region: part.transpose()?,
+            bytes: Vec::new(),
+            region: Some(region),
         })
     };
     (0..count).map(buffer).collect()
@@ -434,13 +435,12 @@ impl Player<'_> {
         }
     }
 
-    /// A buffer that no other request uses; there is one for each.
+    /// A buffer that no other request uses.
     fn buffer(&self) -> Buffer {
-        let spare = self.tally.borrow_mut().buffers.pop();
-        spare.unwrap_or_else(|| Buffer {
-            bytes: vec![0; usize::try_from(self.options.block_len).unwrap_or(0)],
-            region: None,
-        })
+        let mut buffer = self.tally.borrow_mut().buffers.pop().unwrap_or_default();
+        let len = usize::try_from(self.options.block_len).unwrap_or(0);
+        buffer.bytes.resize(len, 0);
+        buffer
     }
 
     async fn get(

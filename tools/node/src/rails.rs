@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use terrace_fabric::verbs::{Device, GidChoice, PortState, RdmaConfig, VerbsError, device_names};
+use terrace_fabric::verbs::{
+    Device, GidChoice, PortState, RdmaConfig, RdmaTransport, VerbsError, device_names,
+};
 use terrace_server::{OneSidedConfig, OneSidedReach};
 
 use crate::settings::{Effective, SettingsError};
@@ -71,51 +73,34 @@ pub(crate) fn of(values: &Effective) -> Result<Option<OneSidedConfig>, SettingsE
             return Err(SettingsError::field("one_sided", other, limit));
         }
     };
-    let rdma = match named {
-        // Without a device rails go over TCP.
-        Some(names) if names.is_empty() => usable()?.then(RdmaConfig::default),
-        Some(devices) => {
-            devices.iter().try_for_each(|name| check(name))?;
-            Some(RdmaConfig {
-                devices,
-                ..RdmaConfig::default()
-            })
-        }
-        None => None,
-    };
     Ok(Some(OneSidedConfig {
         reach,
         hosts: vec![values.listen.ip()],
-        rdma,
+        rdma: named.map_or(Ok(None), |devices| usable(&values.rdma, devices))?,
         skip_fence: false,
     }))
 }
 
-/// Whether some device carries packets now.
-fn usable() -> Result<bool, SettingsError> {
-    match device_names() {
-        Ok(names) => Ok(names.iter().any(|name| check(name).is_ok())),
-        Err(error) if error.is_absent() => Ok(false),
-        Err(error) => Err(refused(AUTO, &error)),
-    }
-}
-
-/// Looks at a device that is named, `NAME` or `NAME/PORT`.
-fn check(name: &str) -> Result<(), SettingsError> {
-    let (device, port) = name.split_once('/').unwrap_or((name, "1"));
-    let look = || {
-        let device = Device::open(device)?;
-        // A port that is no number is named as the one that never exists.
-        let port = port.parse().unwrap_or(0);
-        device.active_port(port)?;
-        device.gid(port, GidChoice::default()).map(drop)
+/// RDMA over these devices, or all there are if none is named. `None`: rails go over TCP, as no device
+/// carries packets now.
+fn usable(rdma: &str, devices: Vec<String>) -> Result<Option<RdmaConfig>, SettingsError> {
+    let is_named = !devices.is_empty();
+    let config = RdmaConfig {
+        devices,
+        ..RdmaConfig::default()
     };
-    look().map_err(|error| refused(name, &error))
-}
-
-fn refused(name: &str, error: &VerbsError) -> SettingsError {
-    let limit = format!("a device that can be used ({error})");
-    SettingsError::field("rdma", name, limit)
+    let refused = |error: VerbsError| {
+        let limit = format!("a device that can be used ({error})");
+        Err(SettingsError::field("rdma", rdma, limit))
+    };
+    match RdmaTransport::open(&config) {
+        Ok(_) => Ok(Some(config)),
+        Err(error) if is_named => refused(error),
+        Err(_) => match device_names() {
+            Err(error) if !error.is_absent() => refused(error),
+            _ => Ok(None),
+        },
+    }
 }
 
 /// What there is of RDMA in the machine, line by line, with what is missing.

@@ -10,7 +10,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use terrace_engine::{Engine, block_on};
 use terrace_runtime::executor::check_memlock;
-use terrace_server::{Server, ServerConfig};
+use terrace_server::{OneSidedConfig, Server, ServerConfig};
 use terrace_types::ByteLen;
 
 use crate::admin::{self, Phase, State};
@@ -54,7 +54,8 @@ fn serve(values: &Effective, signals: &SigSet, log: &Log) -> anyhow::Result<()> 
     let identity = Identity::take(&values.data)?;
     let config = serde_json::to_string(values).context("print the values in force")?;
     let state = State::new(config, values.slow_ms, Some(log.clone()));
-    say_values(values, &listener, metrics.as_ref(), &identity);
+    let one_sided = server_config.one_sided.as_ref();
+    say_values(values, &listener, metrics.as_ref(), &identity, one_sided);
     if let Some(metrics) = metrics {
         admin::start(metrics, Arc::clone(&state)).context("start the admin thread")?;
     }
@@ -165,6 +166,7 @@ fn say_values(
     listener: &TcpListener,
     metrics: Option<&TcpListener>,
     identity: &Identity,
+    one_sided: Option<&OneSidedConfig>,
 ) {
     let shown = |listener: &TcpListener| {
         let address = listener.local_addr();
@@ -182,7 +184,7 @@ fn say_values(
         (0, len) => format!("NVMe tier {}", ByteLen(len)),
         (count, _) => format!("NVMe tier on {count} devices"),
     };
-    if let Ok(Some(one_sided)) = rails::of(values) {
+    if let Some(one_sided) = one_sided {
         let ways = match one_sided.rdma {
             None => "TCP".to_owned(),
             Some(_) => format!("RDMA ({}) and TCP", values.rdma),

@@ -115,9 +115,20 @@ pub(crate) fn missing(workspace: &Workspace) -> Option<String> {
         if !has_compiler {
             return Some("no C++ compiler `c++`, which libfuzzer-sys is built with".to_owned());
         }
-        let is_fetched = process::succeeds(&mut nightly::cargo(workspace, &fetch));
-        (!is_fetched).then(|| "libfuzzer-sys cannot be fetched".to_owned())
+        let fetched = nightly::cargo(workspace, &fetch).output();
+        let said = match fetched {
+            Ok(output) if output.status.success() => return None,
+            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        (!is_stale(&said)).then(|| "libfuzzer-sys cannot be fetched".to_owned())
     })
+}
+
+/// Whether cargo says that `fuzz/Cargo.lock` no longer fits the packages. Nothing is missing then: the build
+/// is to fail by it.
+fn is_stale(said: &str) -> bool {
+    said.contains("--locked")
 }
 
 fn targets(workspace: &Workspace) -> Result<Vec<String>, String> {
@@ -210,6 +221,16 @@ mod tests {
 
     fn parse(line: &str) -> Result<Options, String> {
         Options::parse(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn lock_file_that_does_not_fit_is_no_lack_of_a_package() {
+        assert!(is_stale(
+            "error: cannot update the lock file fuzz/Cargo.lock because --locked was passed"
+        ));
+        assert!(!is_stale(
+            "error: failed to download from `https://index.crates.io`"
+        ));
     }
 
     #[test]

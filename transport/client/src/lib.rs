@@ -65,7 +65,6 @@ mod put;
 mod region;
 mod shards;
 mod stream;
-mod thread;
 mod time;
 mod tls;
 mod wait;

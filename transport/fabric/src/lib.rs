@@ -15,6 +15,7 @@
 #[doc(hidden)]
 pub mod fuzzing;
 mod tcp;
+pub mod thread;
 pub mod tls;
 pub mod transfer;
 #[expect(unsafe_code, reason = "libibverbs is a C library")]

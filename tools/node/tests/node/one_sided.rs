@@ -15,6 +15,7 @@ use terrace_client::{
 };
 use terrace_types::{Lookup, PutOutcome};
 
+use crate::plain::value;
 use crate::started::{Folder, Node, Process};
 
 const REACHES: [&str; 2] = ["arena", "staged"];
@@ -72,19 +73,8 @@ impl Pair {
     }
 }
 
-fn value(seed: usize) -> Vec<u8> {
-    (0..LEN).map(|at| ((at * (seed + 3)) >> 3) as u8).collect()
-}
-
-fn bytes_of_seed(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed;
-    let words = std::iter::repeat_with(|| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        state.to_le_bytes()
-    });
-    words.flatten().take(len).collect()
+fn block(seed: usize) -> Vec<u8> {
+    value(seed as u64, LEN)
 }
 
 fn bytes_of(region: &Region) -> Vec<u8> {
@@ -105,7 +95,7 @@ fn blocks_are_pulled_and_read_one_sided() {
         let keys: Vec<String> = (0..COUNT).map(|at| format!("key {at}")).collect();
         let pairs: Vec<_> = keys.iter().map(String::as_bytes).zip(&parts).collect();
         for (at, part) in parts.iter().enumerate() {
-            part.memory().copy_from(&value(at));
+            part.memory().copy_from(&block(at));
         }
         for put in pair.blocks.put_regions_from(&pairs, &plain) {
             assert!(matches!(put.unwrap(), PutOutcome::Stored { .. }));
@@ -119,7 +109,7 @@ fn blocks_are_pulled_and_read_one_sided() {
                 assert_eq!((part.len, part.block_len), (LEN, LEN as u64));
             }
             for (at, part) in parts.iter().enumerate() {
-                assert!(bytes_of(part) == value(at), "{reach}: {at}");
+                assert!(bytes_of(part) == block(at), "{reach}: {at}");
             }
             let stats = pair.client.stats();
             let fault = pair.client.one_sided_fault();
@@ -134,7 +124,7 @@ fn blocks_are_pulled_and_read_one_sided() {
             "{fault:?}"
         );
         let found = pair.blocks.get(b"key 7", &plain).unwrap();
-        assert!(matches!(found, Lookup::Hit { value: found, .. } if found == value(7)));
+        assert!(matches!(found, Lookup::Hit { value: found, .. } if found == block(7)));
     }
 }
 
@@ -161,7 +151,7 @@ fn blocks_of_every_length_are_read_again_without_the_node() {
     ] {
         let key = format!("{len} bytes");
         let part = target.slice(0..len).unwrap();
-        let bytes = bytes_of_seed(len as u64, len);
+        let bytes = value(len as u64, len);
         part.memory().copy_from(&bytes);
         let put = blocks.put_from_region(key.as_bytes(), &part, &plain);
         assert!(matches!(put.unwrap(), PutOutcome::Stored { .. }), "{len}");
@@ -199,7 +189,7 @@ fn client_whose_lease_ended_is_fenced_and_comes_back() {
         let pair = Pair::start("fenced", reach);
         let plain = CallOptions::default();
         let target = pair.region(LEN);
-        target.memory().copy_from(&value(1));
+        target.memory().copy_from(&block(1));
         let put = pair.blocks.put_from_region(b"a", &target, &plain);
         assert!(matches!(put.unwrap(), PutOutcome::Stored { .. }));
         let found = pair
@@ -223,11 +213,11 @@ fn client_whose_lease_ended_is_fenced_and_comes_back() {
             target.memory().copy_from(&[0; LEN]);
             let got = pair.blocks.get_into_region(b"a", &target, &plain);
             assert!(got.unwrap().is_hit());
-            assert!(bytes_of(&target) == value(1));
+            assert!(bytes_of(&target) == block(1));
         }
         let before = pair.client.stats().one_sided_gets;
         let got = pair.blocks.get_into_region(b"a", &target, &plain);
-        assert!(got.unwrap().is_hit() && bytes_of(&target) == value(1));
+        assert!(got.unwrap().is_hit() && bytes_of(&target) == block(1));
         let fault = pair.client.one_sided_fault();
         assert_eq!(pair.client.stats().one_sided_gets, before + 1, "{fault:?}");
     }
@@ -286,7 +276,7 @@ fn child() {
         let pairs: Vec<_> = keys.iter().map(String::as_bytes).zip(&parts).collect();
         if is_putter {
             for (seed, part) in (first..).zip(&parts) {
-                part.memory().copy_from(&value(seed));
+                part.memory().copy_from(&block(seed));
             }
             blocks.put_regions_from(&pairs, &plain);
         } else {
@@ -328,7 +318,7 @@ fn client_killed_in_a_put_or_a_get_costs_the_node_nothing() {
                 let key = format!("key {seed}");
                 let found = pair.blocks.get_into_region(key.as_bytes(), &own, &plain);
                 if found.unwrap().is_hit() {
-                    assert!(bytes_of(&own) == value(seed), "{reach} {role}: {key}");
+                    assert!(bytes_of(&own) == block(seed), "{reach} {role}: {key}");
                 }
             }
         }
@@ -349,7 +339,7 @@ fn node_killed_in_a_get_is_an_error_in_time() {
     let keys: Vec<String> = (0..8).map(|at| format!("key {at}")).collect();
     let pairs: Vec<_> = keys.iter().map(String::as_bytes).zip(&parts).collect();
     for (seed, part) in parts.iter().enumerate() {
-        part.memory().copy_from(&value(seed));
+        part.memory().copy_from(&block(seed));
     }
     for put in pair
         .blocks
@@ -366,7 +356,7 @@ fn node_killed_in_a_get_is_an_error_in_time() {
         assert!(begun.elapsed() < HANG, "{:?}", begun.elapsed());
         for (seed, (found, part)) in found.iter().zip(&parts).enumerate() {
             if matches!(found, Ok(Lookup::Hit { .. })) {
-                assert!(bytes_of(part) == value(seed), "{seed}");
+                assert!(bytes_of(part) == block(seed), "{seed}");
             }
         }
         if let Some(error) = found.into_iter().find_map(Result::err) {

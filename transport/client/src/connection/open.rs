@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use async_io::Async;
+use terrace_fabric::thread::on_thread;
 use terrace_fabric::tls::{ClientTls, TlsFault};
 use terrace_wire::limits::{VALUES_LEN_MAX, VERSION};
 use terrace_wire::{
@@ -19,7 +20,6 @@ use super::receive::Incoming;
 use super::send::Outgoing;
 use super::{Connection, State};
 use crate::error::{Cause, Failure, Retry};
-use crate::thread::on_thread;
 
 /// What this client can in any case: all that goes over TCP.
 const FEATURES: Features = Features::STREAMED_PUTS

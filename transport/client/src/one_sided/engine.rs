@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrace_fabric::thread::{leave_to_thread, on_thread};
 use terrace_fabric::transfer::{
     Access, Admission, EngineConfig, Memory, Region, Ticket, TransferEngine, TransferError,
     Transport,
@@ -13,7 +14,6 @@ use terrace_slab::RegisteredRegion;
 
 use super::{OneSidedOptions, Reach};
 use crate::error::Failure;
-use crate::thread::{leave_to_thread, on_thread};
 
 /// How long all rails may be down before reads by them end. A block that is not read by then comes over
 /// a connection.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use async_lock::RwLockReadGuard;
 use futures_lite::FutureExt;
+use terrace_fabric::thread::{leave_to_thread, on_thread};
 use terrace_fabric::transfer::{Peer, RegionId, RemoteRegion, Ticket};
 use terrace_wire::{
     Endpoint, ErrorCode, Features, Reply, Transport, Verb, limits::RAILS_MAX, rails as codec,
@@ -19,7 +20,6 @@ use crate::connection::{Connection, Frame, address_of, resolve};
 use crate::error::{Cause, Failure};
 use crate::fan_out::Plan;
 use crate::pool::{Counters, Pools};
-use crate::thread::{leave_to_thread, on_thread};
 use crate::time::now;
 use crate::wait::Sleep;
 

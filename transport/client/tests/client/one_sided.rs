@@ -36,6 +36,14 @@ fn auto(node: &Node) -> Client {
     client(node, OneSided::Auto(options(None)))
 }
 
+/// A node, and a client that it may read values of.
+fn pulled_from() -> (Arc<Node>, Client, Namespace) {
+    let node = Node::with_rails(1);
+    let client = client(&node, OneSided::Auto(options(Some("127.0.0.1"))));
+    let blocks = client.namespace("m").unwrap();
+    (node, client, blocks)
+}
+
 fn region(client: &Client, len: usize) -> Region {
     let memory = RegisteredRegion::allocate(len).unwrap();
     client.register(&memory).unwrap()
@@ -528,9 +536,7 @@ fn values_are_pulled_out_of_registered_memory() {
 
 #[test]
 fn node_that_pulls_nothing_gets_values_over_connections() {
-    let node = Node::with_rails(1);
-    let client = client(&node, OneSided::Auto(options(Some("127.0.0.1"))));
-    let blocks = client.namespace("m").unwrap();
+    let (node, client, blocks) = pulled_from();
     let plain = CallOptions::default();
     block_on(async {
         let source = region(&client, 50_000);
@@ -555,9 +561,7 @@ fn node_that_pulls_nothing_gets_values_over_connections() {
 /// It is asked twice, with rails in between by which it opens the client's engine again.
 #[test]
 fn node_that_cannot_read_values_gets_them_over_connections() {
-    let node = Node::with_rails(1);
-    let client = client(&node, OneSided::Auto(options(Some("127.0.0.1"))));
-    let blocks = client.namespace("m").unwrap();
+    let (node, client, blocks) = pulled_from();
     let plain = CallOptions::default();
     block_on(async {
         let source = region(&client, 50_000);

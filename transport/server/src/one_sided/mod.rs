@@ -27,7 +27,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_channel::oneshot;
 use terrace_engine::{ArenaShared, Backing};
 use terrace_fabric::transfer::{
     Access, Admission, EngineConfig, Region, TransferEngine, TransferError, Transport,
@@ -222,24 +221,6 @@ fn engine(config: &OneSidedConfig, listens: bool) -> Result<TransferEngine, OneS
         ..EngineConfig::default()
     };
     Ok(TransferEngine::start_with(config, transports)?)
-}
-
-/// What `work` comes to, which blocks, on a thread of its own.
-///
-/// # Errors
-/// What became of the thread.
-async fn on_thread<T: Send + 'static>(
-    name: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, String> {
-    let (sender, receiver) = oneshot::channel();
-    let spawned = std::thread::Builder::new()
-        .name(name.to_owned())
-        // Whoever asked may be gone.
-        .spawn(move || drop(sender.send(work())));
-    spawned.map_err(|error| format!("start a thread: {error}"))?;
-    let gone = |_| format!("the thread {name} panicked");
-    receiver.await.map_err(gone)
 }
 
 /// Bytes of a page that memory of an arena lies on.

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use terrace_engine::{BlockKey, PutOptions, SlotWriter};
+use terrace_fabric::thread::on_thread;
 use terrace_fabric::transfer::{
     BatchOptions, LocalPart, Peer, Region, RegionId, RemotePart, RemoteRegion, Request, Status,
 };
@@ -12,7 +13,6 @@ use terrace_types::checksum::ChecksumStream;
 use terrace_wire::{ErrorCode, KeyStatus, PullEntry, Records, Rejection, RequestHead};
 
 use super::client::{Client, Source};
-use super::on_thread;
 use crate::connection::{Connection, Ticket};
 use crate::put::{options, reserve};
 

@@ -4,13 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use terrace_fabric::thread::on_thread;
 use terrace_fabric::transfer;
 use terrace_wire::{
     Endpoint, ErrorCode, RailsTerms, RailsWanted, Reach, Transport, rails as codec,
 };
 
+use super::OneSidedReach;
 use super::client::{Client, Grant, Rails};
-use super::{OneSidedReach, on_thread};
 use crate::connection::{Connection, Ticket};
 
 /// Longest frame of rails: a head, a body, and the longest addresses.
@@ -61,7 +62,8 @@ async fn granted(client: Arc<Client>, source: Option<Source>) -> Result<Arc<Gran
         }
         client.grant()
     };
-    let granted = on_thread("terrace-rails", work).await?;
+    let granted = on_thread("terrace-rails", work).await;
+    let granted = granted.map_err(|error| error.to_string())?;
     granted.map_err(|error| error.to_string())
 }
 

@@ -1,4 +1,5 @@
-//! Work that blocks: on a thread of its own, which ends with it.
+//! Work that blocks, as opening and closing a transfer engine do, for callers that must not: on a thread of
+//! its own, which ends with it.
 
 use std::io;
 
@@ -9,7 +10,7 @@ use futures_channel::oneshot;
 ///
 /// # Errors
 /// The thread cannot be had.
-pub(crate) async fn on_thread<T: Send + 'static>(
+pub async fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
@@ -27,7 +28,7 @@ pub(crate) async fn on_thread<T: Send + 'static>(
 
 /// Runs `work` on a new thread called `name` that nobody waits for. Without a thread what
 /// it holds is dropped here.
-pub(crate) fn leave_to_thread(name: &str, work: impl FnOnce() + Send + 'static) {
+pub fn leave_to_thread(name: &str, work: impl FnOnce() + Send + 'static) {
     drop(
         std::thread::Builder::new()
             .name(name.to_owned())
